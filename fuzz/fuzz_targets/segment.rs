@@ -19,7 +19,7 @@ fuzz_target!(|data: &[u8]| {
         if how & 1 == 0 {
             // Size, width and flags too, lest the walk nearly always end at its first block.
             if how & 2 == 0 {
-                block[60..64].copy_from_slice(&[16, 1, 0, 0]);
+                block[60..64].copy_from_slice(&[16, 1, how >> 2 & 1, 0]);
             }
             seal(block, b"HBAT", 4, 4096);
         }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hearth_engine::api::{DiskId, Home};
 use hearth_engine::{Engine, EngineOptions, KnownDisk, Owed};
+use hearth_format::superblock::{INCOMPAT_HEADS, INCOMPAT_MAP};
 use hearth_format::{DiskRecord, FormatError, Places, Registry, Superblock};
 use hearth_io::checksum::crc32c;
 use hearth_io::file::sync_names;
@@ -404,7 +405,8 @@ fn concluded(flash: &Path, size: u64, beside: &Beside) -> Result<Superblock> {
         notes.device_created,
     );
     superblock.generation = notes.opened;
-    superblock.incompat = hearth_format::superblock::INCOMPAT_MAP;
+    // A log of one head reads the same by the rules of two, but for batches that failed in its last run.
+    superblock.incompat = INCOMPAT_MAP | INCOMPAT_HEADS;
     Ok(superblock)
 }
 

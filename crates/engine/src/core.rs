@@ -88,6 +88,8 @@ pub struct EngineOptions {
     pub zeros_as_data: u64,
     /// Disks that are ordered, as the registry says: told before the log is read.
     pub ordered: Vec<DiskId>,
+    /// What is appended together: everything, or what the cleaner moves apart from the rest. It takes no other.
+    pub heads: hearth_policy::cleaning::Heads,
     /// Deliberate faults (simulation only).
     pub faults: Faults,
 }
@@ -114,6 +116,7 @@ impl Default for EngineOptions {
             endurance: Budget::unlimited(),
             zeros_as_data: 1 << 20,
             ordered: Vec::new(),
+            heads: hearth_policy::cleaning::Heads::MovesApart,
             faults: Faults::default(),
         }
     }

@@ -219,6 +219,12 @@ pub enum Fault {
     SkipWipe,
     /// Leave behind the last batch that counts what stands there.
     SkipCut,
+    /// Play what a closed segment says in one piece, whatever of other segments came between.
+    ClosedInOnePiece,
+    /// Play batches of two segments that follow one another in the wrong order.
+    HeadsSwapped,
+    /// Do not say which batch is sent again.
+    AgainUntold,
     /// Give segments after a crash numbers that were given before.
     RepeatNumbers,
     /// Let a disk grow while its odd last block is dirty or on its way to the origin.
@@ -253,7 +259,10 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 79] = [
+    pub const BY_WORLDS: [Fault; 82] = [
+        Fault::ClosedInOnePiece,
+        Fault::HeadsSwapped,
+        Fault::AgainUntold,
         Fault::EmptyForgetsDirty,
         Fault::EmptyForgetsFlush,
         Fault::EpochEarly,

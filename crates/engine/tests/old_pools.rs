@@ -7,7 +7,7 @@
 
 use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, ReqOp, Request};
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenedFrom};
-use hearth_format::superblock::INCOMPAT_MAP;
+use hearth_format::superblock::{INCOMPAT_HEADS, INCOMPAT_MAP};
 use hearth_format::{
     BatchHeader, Entry, Kind, Layout, Places, PoolState, SegmentMap, Superblock, Uuid, pool_tag,
 };
@@ -303,7 +303,7 @@ impl Rig {
     /// Lives of segments that the map says count.
     fn lives(&mut self) -> Vec<u64> {
         let sb = Superblock::load(&mut self.flash).unwrap();
-        assert_eq!(sb.incompat, INCOMPAT_MAP);
+        assert_eq!(sb.incompat, INCOMPAT_MAP | INCOMPAT_HEADS);
         let map = SegmentMap::load(&mut self.flash, &sb.layout, pool_tag(&sb.pool)).unwrap();
         let seqs = map.entries.iter().map(|e| e.seq);
         seqs.filter(|seq| *seq != 0).collect()

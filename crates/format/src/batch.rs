@@ -20,7 +20,9 @@ pub const BATCH_HEADER_BYTES: usize = 64;
 pub const BATCH_ENTRIES_MAX: usize = (BLOCK_BYTES - BATCH_HEADER_BYTES) / ENTRY_BYTES;
 
 /// Flag bits of a batch this version knows. Any other bit changes what the batch means.
-pub const BATCH_FLAGS_KNOWN: u16 = 0;
+pub const BATCH_FLAGS_KNOWN: u16 = BATCH_AGAIN;
+/// Batches with this number or a larger one in segments that were opened before are void: they failed, and come again.
+pub const BATCH_AGAIN: u16 = 1;
 
 const WHAT: &str = "batch descriptor";
 const CRC_AT: usize = 4;

@@ -19,8 +19,12 @@ pub const FORMAT_MAJOR: u16 = 1;
 /// Minor format version written: informs only.
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
-pub const INCOMPAT_KNOWN: u64 =
-    INCOMPAT_MAP | INCOMPAT_DEVICES | INCOMPAT_TWICE | INCOMPAT_CHANGED | INCOMPAT_ORDER;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP
+    | INCOMPAT_DEVICES
+    | INCOMPAT_TWICE
+    | INCOMPAT_CHANGED
+    | INCOMPAT_ORDER
+    | INCOMPAT_HEADS;
 /// The [segment map](crate::map) says which segments count.
 pub const INCOMPAT_MAP: u64 = 1 << 2;
 /// The pool has several [devices](crate::devices).
@@ -32,6 +36,8 @@ pub const INCOMPAT_TWICE: u64 = 1 << 4;
 pub const INCOMPAT_CHANGED: u64 = 1 << 5;
 /// The log may have [marks](crate::entry::Mark) of ordered disks.
 pub const INCOMPAT_ORDER: u64 = 1 << 6;
+/// Batches of several segments that are written at once follow one another.
+pub const INCOMPAT_HEADS: u64 = 1 << 7;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.

@@ -9,7 +9,7 @@ use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::order::ORDER_NOTE_BYTES;
 use hearth_format::registry::{Front, Moved};
-use hearth_format::superblock::INCOMPAT_MAP;
+use hearth_format::superblock::{INCOMPAT_HEADS, INCOMPAT_MAP};
 use hearth_format::{
     BatchHeader, BatchMark, CacheMode, CheckpointHeader, DeviceEntry, DiskRecord, Entry, Home,
     Kind, Layout, MapEntry, MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap,
@@ -163,6 +163,26 @@ fn batch() {
     assert_eq!(back, entries());
 }
 
+/// The first of those that failed and are sent again.
+const BATCH_AGAIN: &[&str] = &[
+    "48424154b276940a10111213141516171100000000000000e803000000000000",
+    "0300000000000000e6030000000000002a000000000000000400020010010100",
+    "bc9a785634120700efbeadde0100020005000000000001000403020102000100",
+    "640000000000ffff03000000000003000000000000000200ffffffff000007",
+];
+
+#[test]
+fn batch_that_is_sent_again() {
+    let golden = block(BATCH_AGAIN);
+    let mut back = Vec::new();
+    let header = BatchHeader::decode(&golden, &mut back).unwrap();
+    assert_eq!(header.flags, hearth_format::batch::BATCH_AGAIN);
+    assert_eq!((header.batch_seq, &back), (1000, &entries()));
+    let mut out = vec![0xEE; 4096];
+    header.encode(&back, &mut out).unwrap();
+    assert_eq!(out, golden);
+}
+
 const SUMMARY: &[&str] = &[
     "4853554d192d74b010111213141516171100000000000000e803000000000000",
     "0300000000000000e6030000000000002a000000000000000500000004001000",
@@ -310,6 +330,25 @@ fn superblock() {
     superblock.last_host = "host-1".to_owned();
     assert_eq!(superblock.encode().to_vec(), block(SUPERBLOCK));
     assert_eq!(Superblock::decode(&block(SUPERBLOCK)).unwrap(), superblock);
+}
+
+const SUPERBLOCK_OF_TWO_HEADS: &[&str] = &[
+    "484541525448534201000000a956e2b684000000000000000900000000000000",
+    "0000000000000000040000000000000001010000010000001011121314151617",
+    "18191a1b1c1d1e1fa0a1a2a3a4a5a6a7a8a9aaabacadaeaf0000040000000000",
+    "000400000400000000040000000000000008000000000000000c000000000000",
+    "fd0000000000000000f15365000000004d000000000000000020000000000000",
+    "0474616e6b000000000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "06686f73742d31",
+];
+
+#[test]
+fn superblock_of_a_pool_that_is_written_in_two_segments_at_once() {
+    let golden = block(SUPERBLOCK_OF_TWO_HEADS);
+    let sb = Superblock::decode(&golden).unwrap();
+    assert_eq!(sb.incompat, INCOMPAT_MAP | INCOMPAT_HEADS);
+    assert_eq!(sb.encode().to_vec(), golden);
 }
 
 const SUPERBLOCK_OF_SECOND: &[&str] = &[

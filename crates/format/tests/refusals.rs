@@ -73,7 +73,7 @@ fn batches_with_impossible_fields() {
 #[test]
 fn batches_of_a_newer_version() {
     for error in [
-        refuse_batch(|b| b[62] = 1),
+        refuse_batch(|b| b[62] = 2),
         refuse_batch(|b| b[63] = 0x80),
         refuse_batch(|b| b[60] = 32),
         refuse_batch(|b| b[61] = 2),
@@ -136,7 +136,7 @@ fn encoders_refuse_what_decoders_would() {
     );
     assert!(header.encode(&[], &mut [0; 4095]).is_err());
     assert!(
-        BatchHeader { flags: 1, ..header }
+        BatchHeader { flags: 2, ..header }
             .encode(&[], block)
             .is_err()
     );

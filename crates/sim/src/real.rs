@@ -12,6 +12,7 @@ use hearth_format::devices::{judge, judge_twice};
 use hearth_format::superblock::PoolState;
 use hearth_format::{DeviceEntry, Layout, Members, Superblock, Uuid};
 use hearth_io::{BLOCK, IoDone, Joined, Media, Spread};
+use hearth_policy::cleaning::Heads;
 use hearth_policy::{Budget, EXPERTS};
 
 /// Makes real engines, whole or with one deliberate fault.
@@ -282,6 +283,12 @@ impl Maker for Real {
         let mut options = self.options(shape);
         let ordered = known.iter().filter(|k| k.ordered);
         options.ordered = ordered.map(|k| k.id).collect();
+        // In some worlds one start after the other has one head and two, as where options change.
+        let turn = Superblock::load(media).map_or(0, |sb| sb.generation);
+        options.heads = match (shape.seed / 7 % 4, turn % 2) {
+            (0, _) | (1, 0) => Heads::One,
+            _ => Heads::MovesApart,
+        };
         let known: Vec<KnownDisk> = known
             .iter()
             .map(|k| KnownDisk {

@@ -45,7 +45,10 @@ fn profile(fault: Fault) -> &'static str {
         Fault::EvictKept => "flash-only-pressed",
         Fault::KeepScratch => "flash-only",
         Fault::TrustOldSummary => "crash",
-        Fault::ResendRenumbered | Fault::LoseTooSoon | Fault::PromiseBroken => "flash-errors",
+        Fault::AgainUntold
+        | Fault::ResendRenumbered
+        | Fault::LoseTooSoon
+        | Fault::PromiseBroken => "flash-errors",
         Fault::WalkStrangers => "full",
         Fault::IgnoreDestageError | Fault::IgnoreOriginFlushError => "origin-errors",
         Fault::StayClean | Fault::CheckpointNoZeros => "restart",

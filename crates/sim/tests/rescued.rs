@@ -9,6 +9,7 @@ use hearth_engine::api::{DiskConfig, Mode};
 use hearth_format::Superblock;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_io::{BLOCK, Class, IoOp, OpKind, Target};
+use hearth_policy::cleaning::Heads;
 use judge::{Fate, Judged, disk, flushes_flash, flushes_origin, writes_flash, writes_origin};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -30,7 +31,13 @@ fn writes_batch(op: &IoOp) -> bool {
     writes_flash(op) && op.offset >= SEGMENTS && op.class == Class::Foreground
 }
 
+/// How much of flash is spent when is counted with one head.
 fn disks(first: DiskConfig) -> Vec<DiskConfig> {
+    judge::set_heads(Heads::One);
+    disks_of(first)
+}
+
+fn disks_of(first: DiskConfig) -> Vec<DiskConfig> {
     let rest = [2, NOTHING, SPENDERS[0], SPENDERS[1]].map(disk);
     [first].into_iter().chain(rest).collect()
 }
@@ -86,11 +93,17 @@ fn floor(j: &mut Judged) -> u64 {
 /// old copy of block 3 of disk 1 in the next. That block is written past the cache, which its origin does not
 /// answer yet. The log is starved by then.
 fn starved_with_an_intent(judge: impl Fn(&IoOp) -> Option<Fate> + 'static) -> (Judged, u64) {
+    judge::set_heads(Heads::One);
+    starved_with(judge)
+}
+
+/// The same with as many heads as were set.
+fn starved_with(judge: impl Fn(&IoOp) -> Option<Fate> + 'static) -> (Judged, u64) {
     let first = DiskConfig {
         mode: Mode::WriteAround,
         ..disk(1)
     };
-    let mut j = Judged::new(disks(first));
+    let mut j = Judged::new(disks_of(first));
     j.only(flushes_origin_1, Fate::Refused);
     j.write_fua(2, 3, KEPT).expect("written");
     for disk in SPENDERS {
@@ -140,7 +153,7 @@ fn be_rescued(j: &mut Judged, tag: u64) {
     for _ in 0..40 {
         j.settle();
     }
-    assert_eq!(j.answer(tag), Some(Ok(())));
+    assert_eq!(j.answer(tag), Some(Ok(())), "{}", j.engine.explain());
     assert!(floor(j) > 0, "{}", j.engine.explain());
 }
 
@@ -156,6 +169,18 @@ fn a_copy_does_not_outlive_the_intent_that_was_given_up() {
     be_rescued(&mut j, tag);
     j.crash();
     assert_eq!(j.read(1, 3), Ok(44));
+}
+
+/// Two heads need more than one segment to go on, and get them.
+#[test]
+fn a_starved_log_of_two_heads_comes_free_and_keeps_what_it_was_told() {
+    judge::set_heads(Heads::MovesApart);
+    let (mut j, tag) = starved_with(|_| None);
+    j.only(flushes_origin_1, Fate::Refused);
+    be_rescued(&mut j, tag);
+    j.crash();
+    assert_eq!(j.read(1, 3), Ok(44));
+    assert_eq!(j.read(2, 3), Ok(KEPT));
 }
 
 /// What was moved out of the segment that goes may be nowhere else.

@@ -219,7 +219,7 @@ fn refused(hearth: &mut Hearth, old: &Path) -> Result<()> {
     };
     for said in [said, served] {
         ensure!(
-            said.contains("the superblock needs incompatible features 0x4")
+            said.contains("the superblock needs incompatible features 0x84")
                 && said.contains("open it with a newer Hearth"),
             "{said}"
         );

@@ -19,7 +19,7 @@ use crate::lanes::Shared;
 use crate::origin::pace::Destaging;
 use crate::paths::{Path, took};
 use crate::request::Requests;
-use hearth_format::superblock::{INCOMPAT_MAP, INCOMPAT_ORDER, PoolState};
+use hearth_format::superblock::{INCOMPAT_HEADS, INCOMPAT_MAP, INCOMPAT_ORDER, PoolState};
 use hearth_format::{FormatError, Superblock};
 use hearth_io::{Media, Spread};
 use hearth_policy::{Config, Policy};
@@ -123,6 +123,7 @@ impl Engine {
             // Which devices are lost is known to whoever has the devices as well.
             flash.devices = Devices::new(spread, opts.faults);
         }
+        flash.set_heads(opts.heads);
         flash.since = known.iter().map(|k| (k.id, k.since_seq)).collect();
         flash.resumes = known.iter().any(|k| k.home != Home::Origin);
         let slots = flash.layout.slots();
@@ -246,6 +247,9 @@ impl Engine {
         core.flash.spread_free();
         core.flash.store_whole_map(media)?;
         core.flash.sb.incompat |= INCOMPAT_MAP;
+        if core.flash.log.heads_used > 1 {
+            core.flash.sb.incompat |= INCOMPAT_HEADS;
+        }
         if !core.opts.ordered.is_empty() {
             core.flash.sb.incompat |= INCOMPAT_ORDER;
         }
@@ -343,7 +347,8 @@ impl Engine {
         // An origin did not take its flush: a checkpoint would forget what may be stale.
         let mut disks = core.disks.iter().flatten();
         let stale = disks.any(|d| !d.origin.intents.is_empty() || d.may_differ());
-        if stale {
+        // Nor does it tell of segments that may only go together.
+        if stale || core.flash.any_held() {
             took(Path::CheckpointLeftOut);
 
             // The log remembers; the next start reads it.

@@ -13,6 +13,7 @@ use crate::flash::log::{
     Log, Sealing, SegState,
 };
 use crate::paths::{Path, took};
+use hearth_format::batch::BATCH_AGAIN;
 use hearth_format::{
     BATCH_ENTRIES_MAX, BatchHeader, BatchMark, Entry, FormatError, Kind, SummaryHeader,
 };
@@ -43,6 +44,13 @@ impl<U: Users> FlashDevice<U> {
                 // Order must hold: wait for the rest, then send all again (`retry_failed`).
                 return;
             }
+            if self.log.again_seq > self.log.durable_seq {
+                // It decides which batches there were before, so nothing may be there without it.
+                if self.log.batches.is_empty() {
+                    self.flush(now);
+                }
+                return;
+            }
             if self.log.may_gather(now) {
                 return;
             }
@@ -56,18 +64,31 @@ impl<U: Users> FlashDevice<U> {
             if inflight >= most || (inflight > 0 && small) {
                 return;
             }
-            if self.log.head.is_none() && !self.open_head() {
-                return;
-            }
-            match self.log.take_batch() {
-                Some(items) => self.send(items),
-                None => self.roll(),
+            let cleaner = &self.cleaner;
+            let wanted = self.log.next_head(|why| cleaner.head(why));
+            let at = match self.log.heads[wanted].is_some() || self.open_head(wanted) {
+                true => wanted,
+                // No segment is free. What belongs together is a wish: it goes wherever there is room, so two heads hold
+                // as much as one would, and a second one takes nothing from the reserve.
+                false => match self.log.heads.iter().position(Option::is_some) {
+                    Some(at) => at,
+                    None => return,
+                },
+            };
+            let cleaner = &self.cleaner;
+            let head_of = |why| match at == wanted {
+                true => cleaner.head(why),
+                false => at,
+            };
+            match self.log.take_batch(at, head_of) {
+                Some(items) => self.send(at, items),
+                None => self.roll_one(at),
             }
         }
     }
 
-    /// Takes a free segment as the head.
-    fn open_head(&mut self) -> bool {
+    /// Takes a free segment as a head.
+    fn open_head(&mut self, at: usize) -> bool {
         let Some(seg) = self.take_free() else {
             return false;
         };
@@ -81,9 +102,9 @@ impl<U: Users> FlashDevice<U> {
         (s.first_batch, s.last_batch, s.eviction) = (first_batch, 0, 0);
         s.clean_from = None;
         self.out.tell(FlashEvent::Opened { seg });
-        self.cleaner.open(seg, 0);
+        self.cleaner.open(seg, at);
         self.note_changed(seg);
-        self.log.head = Some(Head {
+        self.log.heads[at] = Some(Head {
             seg,
             seq,
             next: 0,
@@ -94,14 +115,21 @@ impl<U: Users> FlashDevice<U> {
         true
     }
 
-    /// Closes the head: it gets its summary once its last batch is on flash.
+    /// Closes all heads.
     pub fn roll(&mut self) {
-        // Who voids what a disk has on flash closes the head, and there may be none.
-        let Some(head) = self.log.head.take() else {
+        for at in 0..self.log.heads.len() {
+            self.roll_one(at);
+        }
+    }
+
+    /// Closes a head: it gets its summary once its last batch is on flash.
+    pub fn roll_one(&mut self, at: usize) {
+        // Who voids what a disk has on flash closes the heads, and there may be none.
+        let Some(head) = self.log.heads[at].take() else {
             return;
         };
         self.log.segments[head.seg as usize].state = SegState::Closed;
-        self.log.order.push_back(head.seg);
+        self.log.enlist(head.seg);
         self.counters.segments_sealed += 1;
         // On failed flash its last batches may never have been applied.
         if head.entries.is_empty() || !self.takes_writes() {
@@ -109,7 +137,7 @@ impl<U: Users> FlashDevice<U> {
         }
         // The summary is an operation on the segment: keep it from being freed before.
         self.log.segments[head.seg as usize].pins += 1;
-        let last_batch = self.log.next_batch_seq - 1;
+        let last_batch = head.last_batch();
         self.log.segments[head.seg as usize].last_batch = last_batch;
         self.log.sealing.push(Sealing {
             seg: head.seg,
@@ -122,14 +150,15 @@ impl<U: Users> FlashDevice<U> {
         self.write_summaries();
     }
 
-    fn send(&mut self, items: Vec<Item<U::Token>>) {
+    fn send(&mut self, to: usize, items: Vec<Item<U::Token>>) {
         let durable_seq = match self.faults.has(Fault::ClaimUndurable) {
             true => self.log.applied_seq,
             false => self.log.durable_seq,
         };
         let segment_start = self.layout.segment_start;
         let segment_blocks = self.log.segment_blocks;
-        let head = self.log.head.as_mut();
+        self.log.last_head = to;
+        let head = self.log.heads[to].as_mut();
         let head = head.expect("what is sent was fitted into the head");
         let seq = self.log.next_batch_seq;
         self.log.next_batch_seq += 1;
@@ -189,7 +218,13 @@ impl<U: Users> FlashDevice<U> {
             durable_seq,
             epoch: self.log.epoch,
             data_blocks: blocks as u16,
-            flags: 0,
+            flags: match std::mem::take(&mut self.log.again) {
+                true => {
+                    self.log.again_seq = seq;
+                    BATCH_AGAIN
+                }
+                false => 0,
+            },
         };
         let mut window = descriptor.all();
         let encoded = header.encode(&entries, window.bytes_mut());
@@ -205,9 +240,13 @@ impl<U: Users> FlashDevice<U> {
         let offset =
             (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
         let last_ord = items.last().map_or(0, |i| i.ord);
-        // A split item's first part must not make its last part count as applied.
-        let partial = self.log.queue.front().is_some_and(|f| f.ord == last_ord)
-            && !self.faults.has(Fault::SplitCountsEarly);
+        // A split item's first part must not make its last part count as applied, nor what was passed over what passed it.
+        let partial = self.log.queue.iter().any(|f| f.ord == last_ord);
+        let counts = match self.log.queue.front() {
+            Some(f) if !(partial && self.faults.has(Fault::SplitCountsEarly)) => f.ord - 1,
+            Some(_) => last_ord,
+            None => self.log.next_ord,
+        };
         if partial {
             took(Path::ItemSplit);
         }
@@ -220,7 +259,7 @@ impl<U: Users> FlashDevice<U> {
             items,
             bytes,
             state: BatchState::InFlight,
-            last_ord: if partial { last_ord - 1 } else { last_ord },
+            last_ord: counts,
             again: 0,
         });
         self.counters.batches += 1;
@@ -325,6 +364,9 @@ impl<U: Users> FlashDevice<U> {
             let mut buf = Buf::zeroed(bytes.len()).slice(0, bytes.len());
             buf.bytes_mut().copy_from_slice(&bytes);
             let offset = self.layout.summary_offset(s.seg);
+            if s.last_batch > self.log.durable_seq && self.has_heads() {
+                self.log.sealed.push((s.seg, s.marks));
+            }
             let io = Io::write(self.target(), offset, [buf]).in_background();
             self.out.send(FlashOp::Summary { seg: s.seg }, io);
         }

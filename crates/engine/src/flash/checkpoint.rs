@@ -152,17 +152,17 @@ impl<U: Users> FlashDevice<U> {
         id: u64,
         kept: &impl Kept,
     ) -> Result<u64, CheckpointError> {
-        if let Some(head) = self.log.head.take() {
+        for head in std::mem::take(&mut self.log.heads).into_iter().flatten() {
             self.log.segments[head.seg as usize].state = SegState::Closed;
             if head.entries.is_empty() {
                 self.log.segments[head.seg as usize].state = SegState::Free;
                 self.log.free.push_back(head.seg);
                 self.cleaner.free(head.seg);
             } else {
-                let last_batch = self.log.next_batch_seq - 1;
+                let last_batch = head.last_batch();
                 self.log.segments[head.seg as usize].last_batch = last_batch;
                 self.cleaner.close(head.seg);
-                self.log.order.push_back(head.seg);
+                self.log.enlist(head.seg);
                 let sealing = Sealing {
                     seg: head.seg,
                     seq: head.seq,

@@ -110,7 +110,7 @@ impl<U: Users> FlashDevice<U> {
         if self.starved() {
             return oldest.map(|seg| (seg, Way::Oldest));
         }
-        let room = self.record_room();
+        let (room, held) = (self.record_room(), self.any_held());
         let choice = &mut self.evict.choice;
         let due = |p: &PutOff| {
             p.records <= room
@@ -126,6 +126,10 @@ impl<U: Users> FlashDevice<U> {
         };
         if let Some(seg) = choice.begun.iter().find(|seg| !put_off(seg)) {
             return Some((*seg, Way::Oldest));
+        }
+        if held && oldest.is_some_and(|seg| !put_off(&seg)) {
+            // They wait for what began before they ended.
+            return oldest.map(|seg| (seg, Way::Oldest));
         }
         if !choice.put_off.is_empty() {
             let others = self.log.order.iter().find(|seg| !put_off(seg));

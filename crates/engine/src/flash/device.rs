@@ -226,6 +226,16 @@ impl<U: Users> FlashDevice<U> {
         }
     }
 
+    /// What is appended together. Before anything is.
+    pub fn set_heads(&mut self, heads: Heads) {
+        self.log.heads_used = heads.count();
+        let plan = Plan {
+            heads,
+            ..plan_of(&self.log)
+        };
+        self.cleaner = Cleaner::new(plan, self.layout.segment_count, self.log.data_blocks);
+    }
+
     /// What operations on it name.
     pub fn target(&self) -> Target {
         Target::Flash(self.number)

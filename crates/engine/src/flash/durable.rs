@@ -6,6 +6,7 @@
 use crate::ctx::Io;
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Users};
+use hearth_format::BatchMark;
 use hearth_io::IoError;
 
 /// A flush of the flash device is started when this much was appended since the last one was: after
@@ -107,6 +108,9 @@ impl<U: Users> FlashDevice<U> {
         };
         self.log.durable_ord = self.log.durable_ord.max(ord);
         self.log.durable_seq = self.log.durable_seq.max(seq);
+        let through = self.log.durable_seq;
+        let later = |marks: &[BatchMark]| marks.last().is_some_and(|m| m.seq > through);
+        self.log.sealed.retain(|(_, marks)| later(marks));
         self.store_map_if_due();
         let (ord, seq) = (self.log.durable_ord, self.log.durable_seq);
         let out = &mut self.out;

@@ -75,18 +75,20 @@ impl<U: Users> FlashDevice<U> {
             unreadable: BTreeSet::new(),
             paused: false,
         });
-        if let Some(seg) = self.log.head.as_ref().map(|head| head.seg)
-            && self.is_on_emptying(seg)
-        {
-            match self.log.head.take() {
+        for at in 0..self.log.heads.len() {
+            let seg = self.log.heads[at].as_ref().map(|head| head.seg);
+            let Some(seg) = seg.filter(|seg| self.is_on_emptying(*seg)) else {
+                continue;
+            };
+            match self.log.heads[at].take() {
                 // It never took a batch.
                 Some(head) if head.entries.is_empty() => {
                     self.cleaner.free(seg);
                     self.put_aside(seg);
                 }
                 head => {
-                    self.log.head = head;
-                    self.roll();
+                    self.log.heads[at] = head;
+                    self.roll_one(at);
                 }
             }
         }

@@ -185,6 +185,7 @@ impl<U: Users> FlashDevice<U> {
         let log = &self.log;
         // What comes free on a device that is emptied is room for nobody.
         let coming = match self.is_emptying() {
+            _ if self.any_held() => 0,
             false => log.freeing.len(),
             true => {
                 let of_use = log.freeing.iter().filter(|seg| !self.is_on_emptying(**seg));
@@ -562,7 +563,7 @@ impl<U: Users> FlashDevice<U> {
         if self.starved() {
             return self
                 .needs_nothing_said(seg, holds)
-                .then_some(self.log.applied_ord);
+                .then_some(self.unsaid_ord());
         }
         if !self.read_entries(seg) {
             return None;
@@ -635,9 +636,9 @@ impl<U: Users> FlashDevice<U> {
     /// Records that a segment may say again: others shall not be without room for theirs.
     pub(in crate::flash) fn record_room(&self) -> usize {
         let capacity = self.log.summary_capacity;
-        let head = self.log.head.as_ref();
-        let left = head.map_or(0, |h| h.entries_left(capacity));
-        (left + self.log.free.len() * capacity) / 2
+        // All of them may go to one head.
+        let left = self.log.open_heads().map(|h| h.entries_left(capacity));
+        (left.max().unwrap_or(0) + self.log.free.len() * capacity) / 2
     }
 
     /// Of a starved log the oldest segment needs no record when it goes, once the zeros it says are told:
@@ -660,6 +661,7 @@ impl<U: Users> FlashDevice<U> {
         self.leave_choice(seg);
         self.evict.wants_clean = false;
         self.free_segment(seg, ord);
+        self.let_held_go();
     }
 
     /// Its dead copies are no copies any more.

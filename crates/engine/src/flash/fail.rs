@@ -15,12 +15,13 @@ use crate::faults::Fault;
 use crate::flash::append::unsent;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Users};
 use crate::flash::devices::Part;
-use crate::flash::log::{BatchState, SegState, last_through};
+use crate::flash::log::{Batch, BatchState, SegState, last_through};
 use crate::paths::{Path, took};
 use hearth_format::BatchMark;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
 use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, IoDone, IoError, OpKind};
+use std::collections::BTreeSet;
 
 /// What a flush may say of something dirty on flash which is written no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,15 +152,22 @@ impl<U: Users> FlashDevice<U> {
         }
         // The head (and a segment being sealed) with failed batches get no summary: recovery
         // walks them and finds the batches again, with the same numbers, in a later segment.
+        let failed = |b: &Batch<U::Token>| b.state == BatchState::Failed;
+        let refused: BTreeSet<u32> = self
+            .log
+            .batches
+            .iter()
+            .filter(|b| failed(b))
+            .map(|b| b.seg)
+            .collect();
         let sealing = std::mem::take(&mut self.log.sealing);
         for s in sealing {
             if s.last_batch >= seq {
                 self.unpin(s.seg);
                 if s.first_batch >= seq {
-                    took(Path::SegmentBad);
                     // Nothing of it is on flash, and a tail must not be looked for there.
                     self.log.order.retain(|seg| *seg != s.seg);
-                    self.set_bad(s.seg);
+                    self.give_back(s.seg, refused.contains(&s.seg));
                     self.not_a_victim(s.seg);
                 } else {
                     self.close_early(s.seg, &s.marks, seq);
@@ -168,16 +176,13 @@ impl<U: Users> FlashDevice<U> {
                 self.log.sealing.push(s);
             }
         }
-        if let Some(head) = self.log.head.take() {
-            // A segment that never took a batch is left alone for this run.
+        let heads = std::mem::take(&mut self.log.heads);
+        for head in heads.into_iter().flatten() {
             match head.first_batch >= seq {
-                true => {
-                    took(Path::SegmentBad);
-                    self.set_bad(head.seg);
-                }
+                true => self.give_back(head.seg, refused.contains(&head.seg) || !self.has_heads()),
                 false => {
                     self.log.segments[head.seg as usize].state = SegState::Closed;
-                    self.log.order.push_back(head.seg);
+                    self.log.enlist(head.seg);
                     self.close_early(head.seg, &head.marks, seq);
                 }
             }
@@ -194,16 +199,35 @@ impl<U: Users> FlashDevice<U> {
         self.trim = false;
         let items = unsent(&mut self.log);
         self.log.requeue(items);
+        self.log.again = self.has_heads() && !self.faults.has(Fault::AgainUntold);
+        self.log.again_seq = 0;
         if !self.faults.has(Fault::ResendRenumbered) {
             self.log.next_batch_seq = seq;
         }
         self.pump(now);
     }
 
+    /// What was sent to a segment counts nowhere. One that refused a batch, and never took one, is left alone for this run.
+    fn give_back(&mut self, seg: u32, refused: bool) {
+        if refused {
+            took(Path::SegmentBad);
+            return self.set_bad(seg);
+        }
+        self.cleaner.free(seg);
+        self.log.segments[seg as usize].state = SegState::Free;
+        self.note_changed(seg);
+        self.put_free(seg);
+    }
+
     /// Batches from `seq` on that were meant for a segment go elsewhere: it ends with those before.
     fn close_early(&mut self, seg: u32, marks: &[BatchMark], seq: u64) {
         let last = last_through(marks, seq - 1);
-        self.log.segments[seg as usize].last_batch = last.expect("its first batch is on flash");
+        let last = last.expect("its first batch is on flash");
+        self.log.segments[seg as usize].last_batch = last;
+        if last > self.log.durable_seq && self.has_heads() {
+            let kept = marks.iter().filter(|m| m.seq <= last).copied();
+            self.log.sealed.push((seg, kept.collect()));
+        }
         self.cleaner.close(seg);
     }
 

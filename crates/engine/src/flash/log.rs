@@ -10,7 +10,7 @@ use crate::blocks::runset::RunSet;
 use crate::flash::device::Token;
 use hearth_format::{BATCH_ENTRIES_MAX, BatchMark, Entry, Kind};
 use hearth_io::BufSlice;
-use hearth_policy::cleaning::Why;
+use hearth_policy::cleaning::{HEADS_MAX, Heads, Why};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -32,6 +32,9 @@ pub(crate) const LAZY_NS: u64 = 100_000_000;
 pub(crate) const RESERVE_SEGMENTS: usize = 2;
 /// The same in a large pool.
 const RESERVE_SEGMENTS_MAX: usize = 8;
+
+/// Items of the queue that are looked at for one batch.
+const PASSED_MAX: usize = 2 * BATCH_ENTRIES_MAX;
 
 /// A block's place in the log: which of all blocks of all segments.
 pub(crate) type Slot = u32;
@@ -257,6 +260,11 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// The last batch it took.
+    pub fn last_batch(&self) -> u64 {
+        self.marks.last().map_or(0, |m| m.seq)
+    }
+
     /// Entries that it can still take, of `capacity`: each batch takes the room of one, too.
     pub fn entries_left(&self, capacity: usize) -> usize {
         capacity.saturating_sub(self.entries.len() + self.marks.len() + 1)
@@ -312,7 +320,17 @@ pub(crate) struct Log<T> {
     /// Segments on their way to being free (`Freeing` or `Trimming`): few, so that nothing in
     /// the data path looks at all segments.
     pub freeing: Vec<u32>,
-    pub head: Option<Head>,
+    pub heads: [Option<Head>; HEADS_MAX],
+    /// What failed is sent again: the next batch says so.
+    pub again: bool,
+    /// The batch that said so last: nothing follows it before it is durable.
+    pub again_seq: u64,
+    /// Closed segments whose summary was sent before their last batch was durable, and whose batches they are.
+    pub sealed: Vec<(u32, Vec<BatchMark>)>,
+    /// So many of them are used.
+    pub heads_used: usize,
+    /// The one that took the last batch.
+    pub last_head: usize,
     pub sealing: Vec<Sealing>,
     pub queue: VecDeque<Item<T>>,
     /// Data blocks in the queue.
@@ -353,7 +371,12 @@ impl<T> Default for Log<T> {
             parked: VecDeque::new(),
             aside: BTreeSet::new(),
             freeing: Vec::new(),
-            head: None,
+            heads: [const { None }; HEADS_MAX],
+            again: false,
+            again_seq: 0,
+            sealed: Vec::new(),
+            heads_used: Heads::One.count(),
+            last_head: 0,
             sealing: Vec::new(),
             queue: VecDeque::new(),
             queued_blocks: 0,
@@ -412,6 +435,8 @@ impl<T: Token> Log<T> {
     /// Puts items that were on their way back into the queue, in their order.
     pub fn requeue(&mut self, items: Vec<Item<T>>) {
         self.queue.extend(items);
+        // What passed others goes back behind them.
+        self.queue.make_contiguous().sort_by_key(|i| i.ord);
         let data = self.queue.iter().filter(|i| i.kind.is_data());
         self.queued_blocks = data.map(|i| i.count).sum();
         self.queued_records = self.queue.iter().filter(|i| !i.kind.is_data()).count() as u32;
@@ -442,12 +467,31 @@ impl<T: Token> Log<T> {
 
     /// The last batch, of those up to `through`, of a segment that has no summary yet.
     pub fn last_batch_of(&self, seg: u32, through: u64) -> u64 {
-        let head = self.head.iter().map(|h| (h.seg, &h.marks));
-        let mut open = head.chain(self.sealing.iter().map(|s| (s.seg, &s.marks)));
+        let heads = self.open_heads().map(|h| (h.seg, &h.marks));
+        let sealed = self.sealed.iter().map(|(seg, marks)| (*seg, marks));
+        let sealing = self.sealing.iter().map(|s| (s.seg, &s.marks));
+        let mut open = heads.chain(sealing).chain(sealed);
         let marks = open.find(|(of, _)| *of == seg).map(|(_, marks)| marks);
         let s = &self.segments[seg as usize];
         let last = marks.and_then(|marks| last_through(marks, through));
         last.unwrap_or_else(|| s.last_batch.min(through).max(s.first_batch))
+    }
+
+    /// The segments being written.
+    pub fn open_heads(&self) -> impl Iterator<Item = &Head> {
+        self.heads.iter().flatten()
+    }
+
+    /// A segment is closed: it takes its place among the others.
+    pub fn enlist(&mut self, seg: u32) {
+        let seq = |seg: u32| self.segments[seg as usize].seq;
+        let at = self.order.iter().rposition(|s| seq(*s) < seq(seg));
+        self.order.insert(at.map_or(0, |at| at + 1), seg);
+    }
+
+    /// Is no segment being written?
+    pub fn is_headless(&self) -> bool {
+        self.heads.iter().all(Option::is_none)
     }
 
     /// Segments that take writes.
@@ -496,12 +540,13 @@ impl<T: Token> Log<T> {
         }
         let whole = self.data_blocks.min(self.summary_capacity as u32) * 9 / 10;
         let free = (self.free.len() - reserve) as u32 * whole;
-        let head = self.head.as_ref().map_or(0, |h| {
+        let head = |h: &Head| {
             let blocks = self.data_blocks - h.next;
             let entries = h.entries_left(self.summary_capacity) as u32;
             blocks.min(entries) * 8 / 10
-        });
-        (free + head).saturating_sub(self.queued_blocks + self.queued_records)
+        };
+        let heads: u32 = self.open_heads().map(head).sum();
+        (free + heads).saturating_sub(self.queued_blocks + self.queued_records)
     }
 
     /// The segment a slot lies in.
@@ -529,10 +574,26 @@ impl<T: Token> Log<T> {
         all
     }
 
-    /// Takes from the queue what fits into the head segment as one batch. `None`: the head is
+    /// The head that what is first in the queue goes to. A record goes with the data behind it, wherever that goes.
+    pub fn next_head(&self, head_of: impl Fn(Why) -> usize) -> usize {
+        if self.heads_used == 1 {
+            return 0;
+        }
+        let data = self.queue.iter().find(|i| i.kind.is_data());
+        data.map_or(self.last_head, |i| head_of(i.why))
+    }
+
+    /// Takes from the queue what fits into a head's segment as one batch, as far as it is to go there. `None`: the head is
     /// full (or absent) and must be rolled first.
-    pub fn take_batch(&mut self) -> Option<Vec<Item<T>>> {
-        let head = self.head.as_ref()?;
+    ///
+    /// Data of other heads may be passed over, for what is of different blocks may come in any order; but not by what
+    /// speaks of more than its blocks.
+    pub fn take_batch(
+        &mut self,
+        at: usize,
+        head_of: impl Fn(Why) -> usize,
+    ) -> Option<Vec<Item<T>>> {
+        let head = self.heads[at].as_ref()?;
         let mut room_blocks = self.data_blocks.saturating_sub(head.next + 1);
         let mut room_entries =
             BATCH_ENTRIES_MAX.min(head.entries_left(self.summary_capacity)) as u32;
@@ -542,9 +603,33 @@ impl<T: Token> Log<T> {
         }
         let mut items = Vec::new();
         let mut slot = head.seg * self.segment_blocks + head.next + 1;
-        while let Some(front) = self.queue.front_mut() {
+        let mut i = 0;
+        let mut looked = 0;
+        while looked < PASSED_MAX
+            && let Some(front) = self.queue.get_mut(i)
+        {
+            looked += 1;
             let want = front.entries();
             let data = front.kind.is_data();
+            let elsewhere = data && head_of(front.why) != at;
+            let (disk, start, end) = (
+                front.disk,
+                front.block,
+                front.block + u64::from(front.count),
+            );
+            let meets = |p: &Item<T>| {
+                p.disk == disk && p.block < end && start < p.block + u64::from(p.count)
+            };
+            if elsewhere {
+                i += 1;
+                continue;
+            }
+            if i > 0
+                && (matches!(front.kind, Kind::Intent | Kind::IntentClear | Kind::Through)
+                    || self.queue.range(..i).any(meets))
+            {
+                break;
+            }
             let fits = want
                 .min(room_entries)
                 .min(if data { room_blocks } else { u32::MAX });
@@ -552,9 +637,9 @@ impl<T: Token> Log<T> {
                 break;
             }
             let mut item = if fits < want {
-                front.split(fits)
+                self.queue[i].split(fits)
             } else {
-                match self.queue.pop_front() {
+                match self.queue.remove(i) {
                     Some(item) => {
                         self.eager -= usize::from(!item.lazy());
                         item

@@ -156,7 +156,7 @@ impl<U: Users> FlashDevice<U> {
         // A head that goes on is not settled by this map.
         self.map
             .changed
-            .extend(self.log.head.as_ref().map(|h| h.seg));
+            .extend(self.log.heads.iter().flatten().map(|h| h.seg));
         Ok(())
     }
 
@@ -171,6 +171,10 @@ impl<U: Users> FlashDevice<U> {
     /// Starts a map if segments wait for one.
     pub fn store_map(&mut self) {
         if self.map.is_storing() || !self.takes_writes() {
+            return;
+        }
+        self.let_held_go();
+        if self.any_held() {
             return;
         }
         let durable = match self.faults.has(Fault::FreeUndurable) {

@@ -133,7 +133,7 @@ impl<U: Users> FlashDevice<U> {
             }
         }
         if !self.faults.has(Fault::PlayTwice) {
-            drop_first_attempts(&mut found);
+            drop_first_attempts(&mut found, self.has_heads());
         }
         let start = match &map {
             Some(map) => {
@@ -201,6 +201,13 @@ impl<U: Users> FlashDevice<U> {
             false => map.header.through,
         };
         found.retain(|f| named(f) || first_batch(&f.content) > through);
+        // A segment ends where batches failed that were sent again elsewhere; they may be there all the same.
+        for f in found.iter_mut().filter(|f| named(f)) {
+            let last = map.entries[f.seg as usize].last_batch;
+            if let Content::Walked(batches) = &mut f.content {
+                batches.retain(|b| b.header.batch_seq <= last || b.header.batch_seq > through);
+            }
+        }
         let mut there = vec![false; map.entries.len()];
         for f in found.iter().filter(|f| named(f)) {
             there[f.seg as usize] = true;
@@ -262,8 +269,11 @@ impl<U: Users> FlashDevice<U> {
             .collect();
         let mut expected = reach.start;
         let backwards = self.faults.has(Fault::ReplayBackwards);
+        let swapped = self.faults.has(Fault::HeadsSwapped);
+        let mut held = None;
         let mut order: Vec<(usize, usize)> = Vec::new();
         while let Some(Reverse((_, i))) = next.pop() {
+            self.part(media, how, &mut played[i])?;
             let p = &mut played[i];
             let at = p.accepted;
             let c = p.chunks[at];
@@ -282,10 +292,20 @@ impl<U: Users> FlashDevice<U> {
             if let Some(c) = p.chunks.get(p.accepted) {
                 next.push(Reverse((c.first, i)));
             }
+            if swapped && held.is_none() && next.peek().is_some_and(|Reverse((_, n))| *n != i) {
+                held = Some((i, at));
+                continue;
+            }
             match backwards {
                 true => order.push((i, at)),
                 false => self.play_chunk(media, replay, how, &mut played[i], at, out)?,
             }
+            if let Some((i, at)) = held.take() {
+                self.play_chunk(media, replay, how, &mut played[i], at, out)?;
+            }
+        }
+        if let Some((i, at)) = held {
+            self.play_chunk(media, replay, how, &mut played[i], at, out)?;
         }
         for (i, at) in order.into_iter().rev() {
             self.play_chunk(media, replay, how, &mut played[i], at, out)?;
@@ -296,6 +316,47 @@ impl<U: Users> FlashDevice<U> {
         for p in played {
             self.end_segment(p, out);
         }
+        Ok(())
+    }
+
+    /// A segment's turn comes that was closed: its batches lie between those of others, as its summary says. One that
+    /// does not say it is of a build that wrote one segment at a time.
+    fn part(
+        &mut self,
+        media: &mut dyn Media,
+        how: &How,
+        p: &mut Played,
+    ) -> Result<(), RecoverError> {
+        if !self.has_heads() || !p.whole || self.faults.has(Fault::ClosedInOnePiece) {
+            return Ok(());
+        }
+        p.whole = false;
+        if let Some(h) = p.unread.take() {
+            p.told = self.summary_again(media, p.seg, &h, how)?;
+        }
+        let c = p.chunks[0];
+        let marks = &p.told.marks;
+        let fits = marks.first().is_some_and(|m| m.seq == c.first)
+            && marks.last().is_some_and(|m| m.seq == c.last)
+            && marks.windows(2).all(|m| m[0].seq < m[1].seq);
+        if !fits {
+            return Ok(());
+        }
+        let mut from = 0;
+        p.chunks = marks
+            .iter()
+            .map(|m| {
+                let chunk = Chunk {
+                    first: m.seq,
+                    last: m.seq,
+                    from,
+                    to: from + usize::from(m.entries),
+                    sound: false,
+                };
+                from = chunk.to;
+                chunk
+            })
+            .collect();
         Ok(())
     }
 
@@ -314,7 +375,7 @@ impl<U: Users> FlashDevice<U> {
         if !p.opened {
             p.opened = true;
             self.log.segments[p.seg as usize].seq = p.seq;
-            self.cleaner.open(p.seg, 0);
+            self.cleaner.open(p.seg, self.log.heads_used - 1);
         }
         let c = p.chunks[at];
         let entries = p.told.entries.get(c.from..c.to.min(p.told.entries.len()));
@@ -356,6 +417,11 @@ impl<U: Users> FlashDevice<U> {
         (s.first_batch, s.last_batch) = (first, last);
         out.discarded += u64::from(p.accepted < p.chunks.len());
         out.accepted.push((p.seg, p.seq));
+        if p.used.is_empty() && p.accepted < p.chunks.len() && p.told.marks.len() == p.chunks.len()
+        {
+            // Of a damaged log its summary tells more than counts.
+            p.used = p.blocks_used();
+        }
         let Some(used) = p.used.get(p.accepted - 1) else {
             return;
         };
@@ -466,7 +532,7 @@ impl<U: Users> FlashDevice<U> {
             from += len;
         }
         took(Path::HeadResumed);
-        self.log.head = Some(Head {
+        self.log.heads[self.log.heads_used - 1] = Some(Head {
             seg: s.seg,
             seq: s.seq,
             next,
@@ -614,9 +680,25 @@ struct Played {
     /// So many chunks count.
     accepted: usize,
     opened: bool,
+    /// It was closed, and is taken for one piece.
+    whole: bool,
 }
 
 impl Played {
+    /// Blocks up to the end of each batch that a summary tells of.
+    fn blocks_used(&self) -> Vec<u32> {
+        let mut used = 0;
+        let blocks = |c: &Chunk| {
+            let entries = self.told.entries.get(c.from..c.to).unwrap_or_default();
+            1 + entries.iter().filter(|e| e.kind.is_data()).count() as u32
+        };
+        let each = self.chunks.iter().map(|c| {
+            used += blocks(c);
+            used
+        });
+        each.collect()
+    }
+
     fn of(found: Found) -> Played {
         let mut p = Played {
             seg: found.seg,
@@ -628,10 +710,11 @@ impl Played {
             used: Vec::new(),
             accepted: 0,
             opened: false,
+            whole: false,
         };
         match found.content {
             Content::Sealed(h, told) => {
-                // In it nothing of other segments came between.
+                // Whether something of other segments came between is seen when its turn comes.
                 p.chunks.push(Chunk {
                     first: h.first_batch_seq,
                     last: h.last_batch_seq,
@@ -639,6 +722,7 @@ impl Played {
                     to: usize::MAX,
                     sound: false,
                 });
+                p.whole = true;
                 p.again = told.is_none();
                 match told {
                     Some(told) => p.told = told,
@@ -707,7 +791,10 @@ fn names_older(content: &Content, seq: u64) -> bool {
 
 /// Batches that failed are sent again, with the same numbers, into a later segment. What stands in
 /// the earlier one was answered to nobody; it would be played twice, around what came after it.
-fn drop_first_attempts(found: &mut [Found]) {
+///
+/// Where several segments are written at once, a later one may well begin with a smaller number; there the first batch that
+/// is sent again says so, and is durable before any other follows.
+fn drop_first_attempts(found: &mut [Found], heads: bool) {
     let mut again = u64::MAX;
     for f in found.iter_mut().rev() {
         if let Content::Walked(batches) = &mut f.content {
@@ -717,7 +804,9 @@ fn drop_first_attempts(found: &mut [Found]) {
             }
             batches.retain(|b| !first_attempt(b));
         }
-        again = again.min(first_batch(&f.content));
+        if f.again || !heads {
+            again = again.min(first_batch(&f.content));
+        }
     }
 }
 

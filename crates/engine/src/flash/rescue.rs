@@ -27,6 +27,9 @@ use hearth_io::{BLOCK, Buf, IoError};
 /// segments are tried for a batch.
 const STORE_TRIES: u32 = 4;
 
+/// The ord of a segment that is empty and goes only together with others.
+pub(in crate::flash) const HELD: u64 = u64::MAX;
+
 /// What is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -58,7 +61,7 @@ impl<U: Users> FlashDevice<U> {
         let log = &self.log;
         log.free.is_empty()
             && log.parked.is_empty()
-            && log.head.is_none()
+            && log.is_headless()
             && log.batches.is_empty()
             && self.takes_writes()
             && !self.map.is_storing()
@@ -67,21 +70,45 @@ impl<U: Users> FlashDevice<U> {
                 .iter()
                 .any(|s| match log.segments[*s as usize].state {
                     SegState::Trimming => true,
-                    SegState::Freeing { ord } => ord <= log.applied_ord,
+                    // None goes before those that wait for each other.
+                    SegState::Freeing { ord } => ord <= log.applied_ord && !self.any_held(),
                     _ => false,
                 })
     }
 
+    /// Do segments wait for each other, of which nothing was said again?
+    pub fn any_held(&self) -> bool {
+        let state = |seg: &u32| self.log.segments[*seg as usize].state;
+        let held = SegState::Freeing { ord: HELD };
+        self.log.freeing.iter().any(|seg| state(seg) == held)
+    }
+
     /// The oldest of all segments that count after a crash.
     pub fn oldest(&self) -> Option<u32> {
-        let counts = |s: &Segment| matches!(s.state, SegState::Closed | SegState::Freeing { .. });
+        let counts = |s: &Segment| match s.state {
+            SegState::Freeing { ord } => ord != HELD,
+            state => state == SegState::Closed,
+        };
         let segments = (0..).zip(&self.log.segments).filter(|(_, s)| counts(s));
         segments.min_by_key(|(_, s)| s.seq).map(|(seg, _)| seg)
     }
 
     /// Is nothing older there but what goes with it or before?
     pub fn is_oldest(&self, seg: u32) -> bool {
-        let seq = self.log.segments[seg as usize].seq;
+        let Segment {
+            seq, last_batch, ..
+        } = self.log.segments[seg as usize];
+        if self.has_heads() {
+            // What was written beside it is no newer.
+            let beside = |s: &Segment| {
+                matches!(
+                    s.state,
+                    SegState::Closed | SegState::Open | SegState::Freeing { ord: HELD }
+                ) && s.seq != seq
+                    && s.first_batch <= last_batch
+            };
+            return !self.log.segments.iter().any(beside);
+        }
         let older = |s: &Segment| s.state == SegState::Closed && s.seq < seq;
         !self.log.segments.iter().any(older)
     }
@@ -105,12 +132,46 @@ impl<U: Users> FlashDevice<U> {
             self.log.segments[seg as usize].state,
             SegState::Freeing { .. }
         ) {
-            let ord = self.log.applied_ord;
+            let ord = self.unsaid_ord();
             self.log.segments[seg as usize].state = SegState::Freeing { ord };
         } else {
-            self.free_victim(seg, self.log.applied_ord);
+            self.free_victim(seg, self.unsaid_ord());
         }
+        self.let_held_go();
         self.store_map();
+    }
+
+    /// When a segment may go of which nothing is said again: at once; where others were written beside it, with them.
+    pub fn unsaid_ord(&self) -> u64 {
+        match self.has_heads() {
+            true => HELD,
+            false => self.log.applied_ord,
+        }
+    }
+
+    /// Segments of which nothing is said again go when all that began before the last of them ended goes, too. Until
+    /// then no other goes: what it says may be all that makes a copy void that they hold, and nobody counts those any more.
+    pub fn let_held_go(&mut self) {
+        if !self.any_held() {
+            return;
+        }
+        let held = |s: &Segment| s.state == SegState::Freeing { ord: HELD };
+        let all = &self.log.segments;
+        let end = all.iter().filter(|s| held(s)).map(|s| s.last_batch).max();
+        let end = end.unwrap_or(0);
+        let durable = self.log.durable_ord;
+        let stays = |s: &Segment| match s.state {
+            SegState::Closed | SegState::Open => s.first_batch <= end,
+            SegState::Freeing { ord } => ord != HELD && ord > durable && s.first_batch <= end,
+            _ => false,
+        };
+        if all.iter().any(stays) {
+            return;
+        }
+        let ord = self.log.applied_ord;
+        for s in self.log.segments.iter_mut().filter(|s| held(s)) {
+            s.state = SegState::Freeing { ord };
+        }
     }
 
     /// Stores a floor below which no clean copy counts after a crash; then segment `seg`, which is empty, goes.

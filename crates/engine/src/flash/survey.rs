@@ -7,6 +7,8 @@ use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::SegState;
 use crate::flash::recover::{How, NUMBERS_END, RecoverError};
+use hearth_format::batch::BATCH_AGAIN;
+use hearth_format::superblock::INCOMPAT_HEADS;
 use hearth_format::{BatchHeader, BatchMark, Entry, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
@@ -57,6 +59,8 @@ pub(crate) struct Found {
     pub claimed: u64,
     /// Its first block cannot be read: it may hold newer batches than its summary tells of.
     pub blind: bool,
+    /// Its first batch is one that was sent again: what was there of it before is void.
+    pub again: bool,
 }
 
 impl<U: Users> FlashDevice<U> {
@@ -84,7 +88,7 @@ impl<U: Users> FlashDevice<U> {
                 self.look_at(keep, segs.zip(ends), &mut found, &mut unsealed);
             },
         );
-        for (seg, seq, blind) in unsealed {
+        for (seg, seq, blind, again) in unsealed {
             let (batches, claimed) = self.walk(media, seg);
             found.push(Found {
                 seg,
@@ -92,6 +96,7 @@ impl<U: Users> FlashDevice<U> {
                 content: Content::Walked(batches),
                 claimed,
                 blind,
+                again,
             });
         }
         Ok(found)
@@ -104,7 +109,7 @@ impl<U: Users> FlashDevice<U> {
         keep: bool,
         ends: impl Iterator<Item = (u32, (&'a [u8], bool))>,
         found: &mut Vec<Found>,
-        unsealed: &mut Vec<(u32, u64, bool)>,
+        unsealed: &mut Vec<(u32, u64, bool, bool)>,
     ) {
         for (seg, (both, blind)) in ends {
             if self.log.segments[seg as usize].state == SegState::Bad {
@@ -116,6 +121,7 @@ impl<U: Users> FlashDevice<U> {
             let head = BatchHeader::decode(start, &mut Vec::new())
                 .ok()
                 .filter(|h| self.is_ours(h));
+            let again = head.as_ref().is_some_and(|b| b.flags & BATCH_AGAIN != 0);
             match (sealed, head) {
                 (Some((h, told)), head)
                     if head.as_ref().is_none_or(|b| b.segment_seq <= h.segment_seq)
@@ -127,19 +133,26 @@ impl<U: Users> FlashDevice<U> {
                         content: Content::Sealed(h, keep.then_some(told)),
                         claimed: 0,
                         blind,
+                        again,
                     });
                 }
-                (_, Some(b)) => unsealed.push((seg, b.segment_seq, blind)),
+                (_, Some(b)) => unsealed.push((seg, b.segment_seq, blind, again)),
                 _ if blind => found.push(Found {
                     seg,
                     seq: 0,
                     content: Content::Walked(Vec::new()),
                     claimed: 0,
                     blind,
+                    again: false,
                 }),
                 _ => {}
             }
         }
+    }
+
+    /// May batches of one segment have numbers between which those of others lie?
+    pub fn has_heads(&self) -> bool {
+        self.sb.incompat & INCOMPAT_HEADS != 0
     }
 
     /// True if the batch is of this pool and its numbers are within what the pool can have.
@@ -252,7 +265,11 @@ impl<U: Users> FlashDevice<U> {
             };
             let follows = batches.last().is_none_or(|b| {
                 b.header.segment_seq == header.segment_seq
-                    && b.header.batch_seq.checked_add(1) == Some(header.batch_seq)
+                    && match self.has_heads() {
+                        // Those between are in other segments.
+                        true => b.header.batch_seq < header.batch_seq,
+                        false => b.header.batch_seq.checked_add(1) == Some(header.batch_seq),
+                    }
             });
             if !self.is_ours(&header)
                 || !follows && !self.faults.has(Fault::WalkStrangers)

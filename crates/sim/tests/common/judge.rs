@@ -6,6 +6,7 @@ use hearth_engine::api::{Completion, DiskConfig, Effects, OriginState, ReqError,
 use hearth_engine::faults::Faults;
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenReport};
 use hearth_io::{BLOCK, Buf, Class, IoError, IoOp, OpKind, Target};
+use hearth_policy::cleaning::Heads;
 use hearth_sim::device::{Base, SimDevice, Tear};
 use hearth_sim::prng::Prng;
 use std::cell::Cell;
@@ -66,6 +67,13 @@ pub struct Judged {
 thread_local! {
     /// How every engine made from now on is broken on purpose.
     static BROKEN: Cell<Faults> = const { Cell::new(Faults::none()) };
+    /// What every engine made from now on appends together.
+    static HEADS: Cell<Heads> = const { Cell::new(Heads::MovesApart) };
+}
+
+/// Every engine of this thread made from now on writes so many segments at once.
+pub fn set_heads(heads: Heads) {
+    HEADS.set(heads);
 }
 
 /// Which of these pairs of a fault and a test are such that the test does not fail with the fault?
@@ -91,6 +99,7 @@ fn options() -> EngineOptions {
         prefetch: false,
         // Origins are hard disks, whatever the clock of a test says.
         fast_origin_ns: 0,
+        heads: HEADS.get(),
         ..EngineOptions::default()
     }
 }

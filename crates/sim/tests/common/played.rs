@@ -52,6 +52,15 @@ pub struct Live {
 
 impl Live {
     fn new(segments: u64, mode: Mode, prefetch: bool, device: Device, faults: Faults) -> Live {
+        let options = EngineOptions {
+            prefetch,
+            faults,
+            ..EngineOptions::default()
+        };
+        Live::open(segments, mode, device, options)
+    }
+
+    fn open(segments: u64, mode: Mode, device: Device, options: EngineOptions) -> Live {
         let bytes = (segments + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK;
         let mut flash = Sparse::new(bytes);
         let layout = Layout::for_device(bytes, SEGMENT_BLOCKS).expect("it fits");
@@ -59,11 +68,9 @@ impl Live {
             .store(&mut flash)
             .expect("formatted");
         let options = EngineOptions {
-            prefetch,
             // The origin is what it is said to be, however fast.
             fast_origin_ns: 0,
-            faults,
-            ..EngineOptions::default()
+            ..options
         };
         let (engine, _) = Engine::open(&mut flash, options, &[]).expect("a pool");
         let config = DiskConfig {
@@ -344,14 +351,17 @@ pub struct Part {
 
 /// A pool of so many segments plays one part of a workload after the other.
 pub fn parts(loads: &[Workload], terms: &Terms) -> Vec<Part> {
+    parts_with(loads, terms, EngineOptions::default())
+}
+
+/// The same with an engine that is set otherwise.
+pub fn parts_with(loads: &[Workload], terms: &Terms, options: EngineOptions) -> Vec<Part> {
     let mode = mode_of(terms.mode);
-    let mut live = Live::new(
-        terms.segments,
-        mode,
-        terms.prefetch,
-        terms.device,
-        Faults::none(),
-    );
+    let options = EngineOptions {
+        prefetch: terms.prefetch,
+        ..options
+    };
+    let mut live = Live::open(terms.segments, mode, terms.device, options);
     let mut play = |load: &Workload| {
         let before = (live.hit(), live.flash_written);
         live.play(load, terms.depth);

@@ -21,7 +21,7 @@ const HOW: How = How {
 };
 
 /// Keeps blocks that were written; one cannot be read.
-struct Sparse {
+pub(super) struct Sparse {
     blocks: BTreeMap<u64, Vec<u8>>,
     bad: u64,
 }
@@ -55,9 +55,9 @@ impl Media for Sparse {
 
 /// All that is to be known of the blocks of disk 1 at a start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Known {
+pub(super) struct Known {
     /// Slot, checksum and dirtiness by block.
-    blocks: BTreeMap<u64, (Slot, u32, bool)>,
+    pub(super) blocks: BTreeMap<u64, (Slot, u32, bool)>,
     zeros: BTreeSet<u64>,
     /// What a checkpoint keeps.
     table: Vec<u8>,
@@ -182,7 +182,7 @@ impl Restore for Known {
 }
 
 /// A device that was formatted: none of its segments counts.
-fn media() -> Sparse {
+pub(super) fn media() -> Sparse {
     formatted(layout())
 }
 
@@ -196,7 +196,7 @@ fn formatted(layout: Layout) -> Sparse {
 }
 
 /// Appends a block that is all `byte`.
-fn put(d: &mut Device, kind: Kind, block: u64, byte: u8) -> u64 {
+pub(super) fn put(d: &mut Device, kind: Kind, block: u64, byte: u8) -> u64 {
     let mut data = Buf::zeroed(BLOCK_BYTES).all();
     data.bytes_mut().fill(byte);
     let crcs = smallvec![crc(byte)];
@@ -205,16 +205,16 @@ fn put(d: &mut Device, kind: Kind, block: u64, byte: u8) -> u64 {
         .push(Item::data(kind, 1, block, data, crcs, Why::Filled, token))
 }
 
-fn crc(byte: u8) -> u32 {
+pub(super) fn crc(byte: u8) -> u32 {
     crc32c(&[byte; BLOCK_BYTES])
 }
 
-fn say(d: &mut Device, kind: Kind, block: u64, count: u64) -> u64 {
+pub(super) fn say(d: &mut Device, kind: Kind, block: u64, count: u64) -> u64 {
     d.log.record(kind, 1, block, count, Mark::Awaited(0))
 }
 
 /// Writes on `media` whatever a device wants written, until it wants nothing more. Flushes end well.
-fn perform(d: &mut Device, media: &mut Sparse) {
+pub(super) fn perform(d: &mut Device, media: &mut Sparse) {
     d.log.urgent = true;
     d.pump(0);
     loop {
@@ -243,15 +243,16 @@ fn perform(d: &mut Device, media: &mut Sparse) {
     }
 }
 
-fn sync(d: &mut Device, media: &mut Sparse) {
+pub(super) fn sync(d: &mut Device, media: &mut Sparse) {
     perform(d, media);
     d.flush(0);
     perform(d, media);
 }
 
-/// What a start finds on `media`, and the device as it is then.
-fn start(media: &mut Sparse) -> (Device, Known, Recovered) {
+/// What a start finds on `media`, whose superblock has these bits too, and the device as it is then.
+pub(super) fn start(media: &mut Sparse, incompat: u64) -> (Device, Known, Recovered) {
     let mut d = device_of(layout());
+    d.sb.incompat |= incompat;
     let mut known = Known::default();
     let found = d.recover(media, &mut known, &HOW).unwrap();
     let live: u32 = d.log.segments.iter().map(|s| s.live).sum();
@@ -263,7 +264,7 @@ fn start(media: &mut Sparse) -> (Device, Known, Recovered) {
 }
 
 /// Blocks with what they hold, and whether they are dirty.
-fn contents(known: &Known) -> Vec<(u64, u32, bool)> {
+pub(super) fn contents(known: &Known) -> Vec<(u64, u32, bool)> {
     let all = known.blocks.iter();
     all.map(|(block, (_, crc, dirty))| (*block, *crc, *dirty))
         .collect()
@@ -289,7 +290,7 @@ fn a_start_learns_what_the_log_says_in_its_order() {
     say(&mut d, Kind::IntentClear, 0, 64);
     sync(&mut d, &mut media);
 
-    let (_, known, found) = start(&mut media);
+    let (_, known, found) = start(&mut media, 0);
     assert_eq!(contents(&known), [(1, crc(1), false), (2, crc(20), true)]);
     assert_eq!(known.zeros, BTreeSet::from([4, 5]));
     assert_eq!(found.intents.keys().collect::<Vec<_>>(), [&(1, 64)]);
@@ -313,18 +314,18 @@ fn a_batch_that_is_not_whole_never_happened_nor_what_came_after_it() {
         .find(|at| media.blocks[at] == vec![3; BLOCK_BYTES]);
     media.blocks.insert(*third.expect("it was written"), wrong);
 
-    let (d, known, found) = start(&mut media);
+    let (d, known, found) = start(&mut media, 0);
     assert_eq!(contents(&known), [(1, crc(1), true), (2, crc(2), true)]);
     assert_eq!(found.discarded, 1);
     let next = (d.log.next_batch_seq, d.log.applied_seq, d.log.durable_seq);
     assert_eq!(next, (3, 2, 2));
     // The next start finds the same, though batches three and four may be there again by then.
-    let (mut d, again, _) = start(&mut media);
+    let (mut d, again, _) = start(&mut media, 0);
     assert_eq!(again, known);
     d.log.next_segment_seq = 100;
     put(&mut d, Kind::Dirty, 7, 7);
     sync(&mut d, &mut media);
-    let (_, last, _) = start(&mut media);
+    let (_, last, _) = start(&mut media, 0);
     assert_eq!(contents(&last)[2..], [(7, crc(7), true)]);
 }
 
@@ -338,7 +339,7 @@ fn what_was_durable_and_cannot_be_read_is_damage() {
     let first = layout().segment_offset(0) / BLOCK;
     let descriptor = media.blocks.insert(first, vec![0; BLOCK_BYTES]);
     // Nothing of the segment counts without its first batch, and nothing else tells of it.
-    let (_, known, _) = start(&mut media);
+    let (_, known, _) = start(&mut media, 0);
     assert!(known.blocks.is_empty());
     // Where another segment says so it is missed.
     media
@@ -382,7 +383,7 @@ fn a_checkpoint_gives_back_what_was_kept_and_nothing_that_cannot_be() {
     put(&mut d, Kind::Clean, 2, 2);
     say(&mut d, Kind::ZeroRun, 8, 2);
     sync(&mut d, &mut media);
-    let (mut d, mut known, _) = start(&mut media);
+    let (mut d, mut known, _) = start(&mut media, 0);
     known.table = (0..5000u32).map(|i| i as u8).collect();
     d.dead.add(1, 99);
     d.resume(vec![0]);
