@@ -330,6 +330,9 @@ pub struct DeviceStats {
     pub dirty_blocks: u64,
     /// It answers so slowly that it is left alone, as far as there is room on others.
     pub slow: bool,
+    /// It is lost, and the others have everything that was on it.
+    #[serde(default)]
+    pub lost: bool,
 }
 
 /// Everything about the pool.

@@ -125,6 +125,8 @@ pub struct FlashDevice {
     pub path: String,
     /// It answers much more slowly than the others.
     pub slow: bool,
+    /// It is lost, and another one has what was on it.
+    pub lost: bool,
     /// Operations on it that failed since the daemon started.
     pub errors: u64,
 }
@@ -176,7 +178,18 @@ impl Pool {
                 "see the kernel's log and the device's health",
             ));
         }
-        for device in self.devices.iter().filter(|d| d.slow) {
+        // One that is lost is not asked any more, so how fast it was does not matter.
+        for device in self.devices.iter().filter(|d| d.lost) {
+            reasons.push(Reason::degraded(
+                "flash-device-lost",
+                format!(
+                    "{} is lost: what was on it is on one device only, and the next one that dies takes what is dirty with it",
+                    device.path
+                ),
+                "put another one in its place: `hearth pool replace-flash`",
+            ));
+        }
+        for device in self.devices.iter().filter(|d| d.slow && !d.lost) {
             reasons.push(Reason::degraded(
                 "flash-device-slow",
                 format!(
@@ -475,6 +488,7 @@ mod tests {
                     path: "/dev/x".to_owned(),
                     slow,
                     errors,
+                    lost: false,
                 };
                 p.devices = vec![device(false, 0), device(slow, errors)];
             }
@@ -482,6 +496,15 @@ mod tests {
         let slow = pool(&devices(true, 0));
         assert_eq!(slow.reasons[0].code, "flash-device-slow");
         assert_eq!(slow.condition, Condition::Degraded);
+        let lost = pool(&|p| {
+            devices(true, 0)(p);
+            p.devices[1].lost = true;
+        });
+        let codes: Vec<_> = lost.reasons.iter().map(|r| &*r.code).collect();
+        assert_eq!(
+            (codes, lost.condition),
+            (vec!["flash-device-lost"], Condition::Degraded)
+        );
         // Long ago, perhaps.
         let errors = pool(&devices(false, 3));
         assert_eq!(errors.reasons[0].code, "flash-device-errors");

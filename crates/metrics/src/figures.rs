@@ -264,13 +264,18 @@ fn of_pool(page: &mut Page, pool: &Pool) {
 }
 
 /// What a device is doing, in one word.
-const STATES: [&str; 3] = ["serving", "slow", "failed"];
+const STATES: [&str; 4] = ["serving", "slow", "lost", "failed"];
 
 fn state(pool: &Pool, device: &Device) -> &'static str {
-    match (pool.stats.flash_failed, device.stats.slow) {
-        (true, _) => "failed",
-        (false, true) => "slow",
-        (false, false) => "serving",
+    match (
+        pool.stats.flash_failed,
+        device.stats.lost,
+        device.stats.slow,
+    ) {
+        (true, ..) => "failed",
+        (false, true, _) => "lost",
+        (false, false, true) => "slow",
+        (false, false, false) => "serving",
     }
 }
 
@@ -348,7 +353,7 @@ fn of_devices(page: &mut Page, pool: &Pool) {
     page.family(
         "hearth_flash_device_state",
         Kind::Gauge,
-        "1 for the state the device is in: serving, slow (it gets no more than it must) or failed.",
+        "1 for the state the device is in: serving, slow (it gets no more than it must), lost (another one has what was on it) or failed (the flash is given up).",
     );
     for device in &pool.devices {
         for word in STATES {
@@ -621,6 +626,10 @@ mod tests {
         ] {
             assert!(told.contains(line), "{line} is missing:\n{told}");
         }
+        pool.devices[1].stats.lost = true;
+        let told = page(Form::Plain, &pool, &[]);
+        let lost = r#"{device="/dev/b",state="lost"} 1"#;
+        assert!(told.contains(lost), "{told}");
         pool.stats.flash_failed = true;
         let told = page(Form::Plain, &pool, &[]);
         assert!(

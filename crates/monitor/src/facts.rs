@@ -52,6 +52,7 @@ fn pool(seen: &Seen) -> Pool {
             .map(|device| FlashDevice {
                 path: device.path.clone(),
                 slow: device.slow,
+                lost: device.lost,
                 errors: device.io.as_ref().map_or(0, |io| io.errors),
             })
             .collect(),

@@ -201,6 +201,11 @@ fn an_image_that_names_no_other_file_may_be_a_leg() -> Result<()> {
         path(&b),
     ])?;
     ensure!(refused.contains("names another file"), "{refused}");
+    // Neither does a disk that is served from one become a mirror: what lies below would not be opened for a leg.
+    hearth.add("below", &overlay, &["--allow-backing"])?;
+    let refused = hearth.refused(&["disk", "mirror", "below", "--add", path(&b)])?;
+    ensure!(refused.contains("names another file"), "{refused}");
+    hearth.ok(&["disk", "remove", "below"])?;
     add(
         &hearth,
         &[&format!("qcow2:{}", path(&image)), path(&b)],

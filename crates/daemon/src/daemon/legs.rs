@@ -110,6 +110,15 @@ impl Daemon {
         let record = self.with_record(name)?;
         let leg = origin::parse(&record.origin)?;
         check_leg(&record.origin, &leg)?;
+        if let Some(below) = record.chain.first() {
+            // What lies below is not kept in step, and is not opened for a leg.
+            return Err(Error::refused(
+                format!(
+                    "the image of {name} names another file, {below}, and a leg has to stand alone"
+                ),
+                "copy it into an image that stands alone (`qemu-img convert`), and add that",
+            ));
+        }
         if record.read_only {
             return Err(Error::refused(
                 format!(
