@@ -214,20 +214,35 @@ impl Pool {
         Ok(Pool {
             // What only one place has is stored again before anything else rests on it.
             unsettled: !places.is_sound(),
-            refusal: None,
-            covered: false,
-            beside: None,
-            gone_from: None,
-            adopted: false,
-            served: false,
+            ..Pool::of(media, flash, members, superblock, registry, places)
+        })
+    }
+
+    /// One of which all is stored, and of which nothing is known but what is on its flash.
+    fn of(
+        media: Arc<Device>,
+        flash: FlashDevices,
+        members: Members,
+        superblock: Superblock,
+        registry: Registry,
+        places: Places,
+    ) -> Pool {
+        Pool {
             media,
+            served: false,
             flash,
             members,
             superblock,
             named: Named::of(&registry),
             registry,
             places,
-        })
+            unsettled: false,
+            refusal: None,
+            covered: false,
+            beside: None,
+            gone_from: None,
+            adopted: false,
+        }
     }
 
     /// Its flash devices.

@@ -11,7 +11,6 @@ use hearth_io::{BLOCK, Device};
 
 use crate::api::types::PoolInfo;
 use crate::error::Result;
-use crate::named::Named;
 use crate::pool::devices::{self, FlashDevices};
 use crate::pool::{
     CreateOptions, Pool, Prepared, first_registry, format_error, prepare, settle_name, tables,
@@ -103,22 +102,8 @@ pub fn create_several(
     let notices = media.iter().zip(&paths);
     let notices = notices.flat_map(|(device, path)| crate::place::sparse_notice(device, path));
     let notices = notices.collect();
-    let pool = Pool {
-        unsettled: false,
-        refusal: None,
-        covered: false,
-        beside: None,
-        gone_from: None,
-        adopted: false,
-        served: false,
-        media: lead,
-        flash,
-        members: Members::new(others),
-        superblock,
-        named: Named::of(&registry),
-        registry,
-        places,
-    };
+    let members = Members::new(others);
+    let pool = Pool::of(lead, flash, members, superblock, registry, places);
     let info = pool.info();
     let shown = || paths.iter().map(|path| path.display().to_string());
     let mut devices = info.devices.clone();

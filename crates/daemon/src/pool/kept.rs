@@ -309,21 +309,12 @@ impl Pool {
             )
         })?;
         let media = Arc::new(Device::new(stand_in));
+        let places = Places::new(&superblock.layout).map_err(|e| format_error(flash, &e))?;
+        let (devices, members) = (FlashDevices::one(media.clone()), Members::new(Vec::new()));
         let pool = Pool {
-            flash: FlashDevices::one(media.clone()),
-            members: Members::new(Vec::new()),
-            media,
-            places: Places::new(&superblock.layout).map_err(|e| format_error(flash, &e))?,
-            superblock,
-            named: Named::of(&registry),
-            registry,
-            unsettled: false,
-            refusal: None,
-            covered: false,
             beside: Some(Arc::new(beside)),
             gone_from: Some(flash.to_owned()),
-            adopted: false,
-            served: false,
+            ..Pool::of(media, devices, members, superblock, registry, places)
         };
         Ok(Some((pool, why)))
     }

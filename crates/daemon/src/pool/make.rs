@@ -11,7 +11,6 @@ use super::{FlashDevices, Pool, format_error, opening};
 use crate::api::types::PoolInfo;
 use crate::beside::Beside;
 use crate::error::{Error, Result};
-use crate::named::Named;
 
 /// Bytes of a new flash file written at a time.
 const WRITE_OUT_BYTES: u64 = 4 << 20;
@@ -320,22 +319,10 @@ fn create_as(
         .and_then(|made| superblock.store(&mut media).map(|()| made));
     let (registry, places) = stored.map_err(|e| format_error(path, &e))?;
     settle_name(path, options, replaced)?;
-    Ok(Pool {
-        flash: FlashDevices::one(media.clone()),
-        members: Members::new(Vec::new()),
-        unsettled: false,
-        refusal: None,
-        covered: false,
-        beside: None,
-        gone_from: None,
-        adopted: false,
-        served: false,
-        media,
-        superblock,
-        named: Named::of(&registry),
-        registry,
-        places,
-    })
+    let (flash, members) = (FlashDevices::one(media.clone()), Members::new(Vec::new()));
+    Ok(Pool::of(
+        media, flash, members, superblock, registry, places,
+    ))
 }
 
 /// Stores the first registry of a new device.

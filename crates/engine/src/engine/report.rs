@@ -212,8 +212,7 @@ impl Engine {
             .collect();
         for (device, d) in (0..).zip(&mut all) {
             d.slow = flash.devices.is_slow(device);
-            d.lost =
-                flash.devices.spread().lost() & 1u64.checked_shl(device.into()).unwrap_or(0) != 0;
+            d.lost = !flash.devices.spread().is_there(device);
         }
         let ranges = flash.sb.segments();
         for (segment, seg) in flash.log.segments.iter().zip(0..) {
