@@ -295,6 +295,7 @@ impl Core {
                 if let Some(d) = self.disk_mut(d) {
                     if kind == OpKind::Read && done.op.class == Class::Foreground {
                         d.origin.read_ns = ewma(d.origin.read_ns, ns);
+                        d.origin.destage.let_by = true;
                     }
                     match kind {
                         OpKind::Read => d.counters.origin_read_ns += ns,

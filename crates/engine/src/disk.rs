@@ -45,6 +45,8 @@ impl Ticket {
 /// after the first; it doubles.
 const REFUSALS_MAX: u32 = 4;
 const REFUSAL_PAUSE_NS: u64 = 1_000_000_000;
+/// Longest that what is written back waits for the origin to answer a client's read.
+const LET_BY_MAX_NS: u64 = 250_000_000;
 
 /// How often a sound device has refused a dirty block that was read alone.
 #[derive(Clone, Copy, Debug, Default)]
@@ -238,6 +240,16 @@ impl Disk {
     /// True if a write holds any block of `start..end`.
     pub fn locked(&self, start: u64, end: u64) -> bool {
         self.locks.meets(start, end)
+    }
+
+    /// Does what is written back wait for a client's read that the origin has not answered? A drive serves what is near
+    /// its arm first, and the next run of a sweep always is: one run after the other would leave the read
+    /// waiting for as long as there are any. So each run is paid with an answer, unless none comes.
+    pub fn lets_readers_by(&self, now: u64) -> bool {
+        let way = &self.origin.destage;
+        !way.let_by
+            && now.saturating_sub(way.begun_ns) < LET_BY_MAX_NS
+            && self.tickets.iter().any(|t| t.reading)
     }
 
     /// Cancels the fills of a range; true if one of them may already be in the log.

@@ -202,16 +202,19 @@ impl Core {
             if d.origin.destage.busy.len() >= limit {
                 break;
             }
+            let stands_back = need <= Need::Background || need == Need::Asked;
+            let paced = stands_back && self.paced(now);
+            if paced && self.known(disk).lets_readers_by(now) {
+                break;
+            }
             // Among reads that clients wait for, the way to the next run in the sweep and back
             // would cost each of them a seek. When haste begins, the sweep takes them all.
-            if need == Need::Background && self.paced(now) {
+            if paced && need >= Need::Background {
                 let d = self.known_mut(disk);
                 if let Some(near) = d.origin.destage.near.take() {
                     d.origin.destage.cursor = near;
                 }
             }
-            let stands_back = need <= Need::Background || need == Need::Asked;
-            let paced = stands_back && self.paced(now);
             if !self.destage_one(disk, paced, now, fx) {
                 blocked = true;
                 break;
@@ -482,6 +485,8 @@ impl Core {
         });
         self.destaging.tokens -= (count * 4096) as i64;
         let d = self.known_mut(disk);
+        d.origin.destage.let_by = false;
+        d.origin.destage.begun_ns = now;
         d.origin.destage.busy.push((start, start + count, job));
         d.origin.destage.cursor = start + count;
         if let Some(order) = d.order.as_deref_mut() {
@@ -821,9 +826,13 @@ impl Core {
     /// Is it well if what was written to the origin waits for more before it is flushed?
     fn may_gather(&self, disk: DiskId, now: u64) -> bool {
         let in_service = |d: &Disk| d.may_destage(now) && !self.quiescing;
+        // Whoever asked for all of it waits for the last flush, and for no other.
+        let last = |d: &Disk| !self.could_destage(d, now);
         self.paced(now)
-            && self.disk(disk).is_some_and(in_service)
-            && self.need(disk, now) < Need::Asked
+            && self.disk(disk).is_some_and(|d| {
+                let need = self.need(disk, now);
+                in_service(d) && (need < Need::Asked || need == Need::Asked && !last(d))
+            })
     }
 
     /// Flushes the origin when enough was written, or nothing more is coming.

@@ -34,6 +34,10 @@ pub(crate) struct Destage {
     pub cursor: u64,
     /// Where a client made the origin read since the last run was begun: its arm is there, if it has one.
     pub near: Option<u64>,
+    /// The origin answered a client's read since the last run was begun.
+    pub let_by: bool,
+    /// When the last run was begun.
+    pub begun_ns: u64,
     /// Ranges being written to the origin: (start, end, job).
     pub busy: Vec<(u64, u64, usize)>,
     /// Written, not yet flushed.
