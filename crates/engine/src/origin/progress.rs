@@ -45,6 +45,9 @@ pub(crate) struct Destage {
     /// Zeros in `written` that were written and zeroed again since: the origin may hold what was
     /// between, so the entry says nothing about them.
     pub zero_void: RunSet,
+    /// Zeros of which the flush in flight says nothing, though an entry that it covers names them: since it was
+    /// sent, the origin was told of them anew.
+    pub zero_anew: RunSet,
     /// Since when the oldest of `written` that no flush covers has been waiting.
     pub since_ns: u64,
     /// Of `written`, how many the flush in flight covers, and since when.
@@ -71,6 +74,27 @@ impl Destage {
                     .insert_range(start.max(block), end.min(block + count));
             }
         }
+    }
+
+    /// The origin took zeros in the range: whatever was void there, it was so of what was told before. For the flush in
+    /// flight it still is: that was sent before.
+    pub fn told_zeros(&mut self, block: u64, count: u64, now: u64) {
+        let (start, end) = (block, block + count);
+        for w in &self.written[..self.covered] {
+            if let Written::Zero { block, count } = *w {
+                let (from, to) = (start.max(block), end.min(block + count));
+                for (at, count) in self.zero_void.runs_within(from, to.max(from)) {
+                    self.zero_anew.insert_range(at, at + count);
+                }
+            }
+        }
+        self.zero_void.remove_range(start, end);
+        self.push(Written::Zero { block, count }, now);
+    }
+
+    /// Does a flush that has ended say nothing of a block that was told to be zeros?
+    pub fn is_void(&self, block: u64) -> bool {
+        self.zero_void.contains(block) || self.zero_anew.contains(block)
     }
 
     /// The origin (or flash) failed: nothing is tried for some time.

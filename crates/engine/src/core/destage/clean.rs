@@ -54,6 +54,9 @@ impl Core {
         self.ready.touch(disk);
         let d = self.known_mut(disk);
         let n = std::mem::take(&mut d.origin.destage.covered);
+        if failed {
+            d.origin.destage.zero_anew.clear();
+        }
         d.origin.destage.hangs = false;
         if failed {
             for w in d.origin.destage.written.drain(..n).collect::<Vec<_>>() {
@@ -106,11 +109,11 @@ impl Core {
                 Written::Zero { block, count } => {
                     let count_void = self.opts.faults.has(Fault::VoidZerosCount);
                     let d = self.known(disk);
-                    let void = &d.origin.destage.zero_void;
+                    let way = &d.origin.destage;
                     let still: Vec<u64> = d
                         .zero
                         .range(block, block + count)
-                        .filter(|b| !void.contains(*b) || count_void)
+                        .filter(|b| !way.is_void(*b) || count_void)
                         .collect();
                     for b in still {
                         if !self.superseding(disk, b, b + 1)
@@ -132,6 +135,7 @@ impl Core {
             let d = self.known_mut(disk);
             d.cleaned_ord = ord;
         }
+        self.known_mut(disk).origin.destage.zero_anew.clear();
         self.forget_void(disk);
         self.go_on_in_order(disk, now, fx);
         self.note_clean(disk);

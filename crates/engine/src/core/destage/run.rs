@@ -141,7 +141,10 @@ impl Core {
         }
         if done.result.is_err() {
             self.flash_read_failed(now, fx);
-            self.destage_unread(id, at, (done.op.len / 4096) as usize, now);
+            // What a device that does not answer holds is not known to be bad: it is tried again later.
+            if !done.is_overdue() {
+                self.destage_unread(id, at, (done.op.len / 4096) as usize, now);
+            }
         }
         self.destage_lost_version(id, at, &done);
         let job = &mut self.destaging.jobs[id];
@@ -179,7 +182,7 @@ impl Core {
             let bad = done.result.is_err() || done.bad_blocks.contains(&(i as u32));
             bad && !newest && !d.lost.contains(block)
         });
-        if lost && !done.is_memory_gone() {
+        if lost && !done.is_memory_gone() && !done.is_overdue() {
             self.mix_order(disk);
         }
     }
@@ -304,14 +307,7 @@ impl Core {
         d.origin.destage.busy.retain(|(_, _, j)| *j != id);
         d.origin.sync.destaged();
         if job.zero {
-            // Whatever was void there, it was so of what was told before.
-            let end = job.start + job.count;
-            d.origin.destage.zero_void.remove_range(job.start, end);
-            let zeros = Written::Zero {
-                block: job.start,
-                count: job.count,
-            };
-            d.origin.destage.push(zeros, now);
+            d.origin.destage.told_zeros(job.start, job.count, now);
         } else {
             for (block, slot) in (job.start..).zip(&job.slots) {
                 if *slot != NOWHERE {
