@@ -85,6 +85,7 @@ fn options(
             memory: args.memory.map(|s| s.0),
             destage_rate: args.destage_rate.map_or(0, |s| s.0),
             ram_stage: args.ram_stage.map(|s| s.0),
+            flash_timeout: Duration::from_secs(args.flash_timeout),
             endurance: args.endurance,
             no_prefetch: args.no_prefetch,
             accept_damage: args.accept_damage,

@@ -74,6 +74,7 @@ pub fn open(
         backing,
     };
     let device = hearth_origin::open(spec, &how).map_err(failure)?;
+    device.set_patience(how.timeout);
     if device.size() == 0 {
         return Err(Error::invalid(
             format!("the origin {} is empty", device.name()),

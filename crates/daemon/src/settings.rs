@@ -9,7 +9,6 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::Duration;
 
 use hearth_engine::api::{DiskConfig, Home, Mode};
 use hearth_engine::{ControlError, Engine};
@@ -292,15 +291,18 @@ settings! {
         set: |record, value| put(&mut record.auto, value, Ok),
         ..QUIET
     };
-    /// Seconds that requests wait for an origin's server that is gone before they fail.
+    /// Seconds that requests wait for an origin that does not answer, or whose server is gone, before they fail.
     origin_timeout: f64 = |record| origin::timeout(record).as_secs_f64(), Setting {
         takes: Takes::Seconds,
-        help: "Seconds that requests wait for an origin's server that is gone before they fail",
+        help: "Seconds that requests wait for an origin that does not answer, or whose server is gone, before they fail",
         help_add: " [default: 30]",
         set: |record, value| put(&mut record.origin_timeout_ms, value, check_timeout),
         tell: |_, device, record| {
-            if let Some(remote) = device.and_then(|d| d.as_remote()) {
-                remote.set_timeout(Duration::from_millis(record.origin_timeout_ms.into()));
+            if let Some(device) = device {
+                device.set_patience(origin::timeout(record));
+                if let Some(remote) = device.as_remote() {
+                    remote.set_timeout(origin::timeout(record));
+                }
             }
         },
         ..QUIET

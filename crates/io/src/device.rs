@@ -11,6 +11,7 @@ use crate::helper::Job;
 use crate::media::Media;
 use crate::model::HddParams;
 use crate::op::{Class, IoError, IoOp, OpKind, Target};
+use crate::patience::Patience;
 use crate::remote::Remote;
 use crate::spec::Drive;
 use smallvec::{SmallVec, smallvec};
@@ -18,6 +19,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What to do before the first operation that may change a device's content.
 #[derive(Default)]
@@ -53,6 +55,7 @@ enum Backing {
 pub struct Device {
     backing: Backing,
     faults: Arc<Faults>,
+    patience: Arc<Patience>,
     latency_ns: u64,
     disk: Option<SlowDisk>,
     first_write: FirstWrite,
@@ -75,6 +78,7 @@ impl Device {
         Device {
             backing,
             faults: Arc::default(),
+            patience: Arc::default(),
             latency_ns: 0,
             disk: None,
             first_write: FirstWrite::default(),
@@ -94,11 +98,34 @@ impl Device {
         Device {
             backing: self.backing.clone(),
             faults: self.faults.clone(),
+            patience: self.patience.clone(),
             latency_ns: self.latency_ns,
             disk: self.disk.clone(),
             first_write: FirstWrite::default(),
             claims: self.claims.clone(),
         }
+    }
+
+    /// From now on an operation that the kernel has not ended after so long counts as failed, with
+    /// [`IoError::OVERDUE`], and all others fail until it has ended. Zero: it is waited for. What is no
+    /// file keeps limits of its own; what is done outside drivers ([`read_at`](Self::read_at)) has none.
+    pub fn set_patience(&self, limit: Duration) {
+        self.patience
+            .set(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// True while it has not ended what counts as failed.
+    pub fn owes(&self) -> bool {
+        self.patience.owes()
+    }
+
+    pub(crate) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    /// True if drivers are to watch how long it takes.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.disk.is_none() && matches!(self.backing, Backing::File(_))
     }
 
     /// What its data lies on, itself included, if that is on this host and it was locked.
@@ -371,6 +398,9 @@ impl Device {
     /// read-only file, buffers that do not add up.
     pub(crate) fn admit(&self, op: &IoOp) -> Result<(), IoError> {
         self.faults.check(op)?;
+        if self.owes() {
+            return Err(IoError::OVERDUE);
+        }
         match op.kind {
             OpKind::Flush => return Ok(()),
             OpKind::Read => {}

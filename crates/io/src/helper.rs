@@ -10,6 +10,7 @@ use crate::op::{IoError, IoOp};
 use crate::sys::now_ns;
 use crate::wake::WakeHandle;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -20,6 +21,8 @@ pub(crate) struct Finished {
     /// `None` for what was asked outside the data path.
     pub device: Option<Arc<Device>>,
     pub result: Result<(), IoError>,
+    /// Which of what its driver has lent; 0: none.
+    pub number: u64,
     pub start_ns: u64,
     pub end_ns: u64,
 }
@@ -64,6 +67,8 @@ pub struct Job {
     work: Option<(IoOp, Option<Arc<Device>>)>,
     start_ns: u64,
     waiter: Waiter,
+    /// Its number among what the driver has lent, and where it is said that it was begun.
+    lent: Option<(u64, Arc<AtomicU64>)>,
 }
 
 impl Job {
@@ -72,7 +77,14 @@ impl Job {
             work: Some((op, Some(device))),
             start_ns,
             waiter: Waiter::Driver(outbox),
+            lent: None,
         }
+    }
+
+    /// The driver watches how long it takes.
+    pub(crate) fn watched(mut self, lent: (u64, Arc<AtomicU64>)) -> Job {
+        self.lent = Some(lent);
+        self
     }
 
     /// A job of a thread that waits for its answer.
@@ -83,6 +95,7 @@ impl Job {
             work: Some((op, None)),
             start_ns: now_ns(),
             waiter: Waiter::Caller(sender),
+            lent: None,
         };
         (job, receiver)
     }
@@ -99,6 +112,9 @@ impl Job {
 
     /// Executes on the device's file and answers.
     pub(crate) fn run(mut self) {
+        if let Some((_, begun_ns)) = &self.lent {
+            begun_ns.store(now_ns(), Ordering::Release);
+        }
         let result = match self.work.as_mut() {
             Some((op, Some(device))) => device.execute(op),
             _ => return,
@@ -119,6 +135,7 @@ impl Job {
             op,
             device,
             result,
+            number: self.lent.as_ref().map_or(0, |(number, _)| *number),
             start_ns: self.start_ns,
             end_ns: now_ns(),
         };

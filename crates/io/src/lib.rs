@@ -19,6 +19,7 @@ pub mod media;
 pub mod model;
 mod nowhere;
 pub mod op;
+mod patience;
 pub mod proactor;
 pub mod remote;
 pub mod shelf;

@@ -101,6 +101,10 @@ impl IoError {
     /// The storage has shut this host out for good: another goes on with the origin.
     pub const SHUT_OUT: IoError = IoError::Os(libc::ESHUTDOWN);
 
+    /// The device has not answered within its limit, or has still to answer something before this
+    /// ([`Device::set_patience`](crate::Device::set_patience)).
+    pub const OVERDUE: IoError = IoError::Os(libc::ETIMEDOUT);
+
     /// True if the device is out of space.
     pub fn is_no_space(&self) -> bool {
         matches!(self, IoError::Os(e) if *e == libc::ENOSPC || *e == libc::EDQUOT)
@@ -113,9 +117,29 @@ impl IoDone {
     pub fn is_memory_gone(&self) -> bool {
         self.result == Err(IoError::Os(libc::EFAULT)) && self.op.bufs.iter().any(|b| b.is_shared())
     }
+
+    /// True if the device does not answer at the moment: what it holds is not known to be bad.
+    pub fn is_overdue(&self) -> bool {
+        self.result == Err(IoError::OVERDUE)
+    }
 }
 
 impl IoOp {
+    /// The same once more, over the same memory: for who answers for it while it goes on.
+    pub fn copy(&self) -> IoOp {
+        IoOp {
+            id: self.id,
+            target: self.target,
+            kind: self.kind,
+            offset: self.offset,
+            len: self.len,
+            bufs: self.bufs.clone(),
+            crcs: self.crcs.clone(),
+            sums: self.sums,
+            class: self.class,
+        }
+    }
+
     /// Compares a finished flash read with its expected checksums; returns the indices of
     /// bad blocks. Done outside the engine's lock, on the thread that did the read.
     pub fn verify(&self) -> SmallVec<[u32; 2]> {

@@ -4,6 +4,7 @@ use crate::buf::BufSlice;
 use crate::delay::Delayed;
 use crate::helper::{Finished, Helpers, Job, Outbox};
 use crate::op::{IoDone, IoError, IoOp};
+use crate::patience::{LOOK_NS, Lending};
 use crate::proactor::{Event, Proactor, SendList, Wait};
 use crate::sys::{check, now_ns, ring_eventfd, set_nonblocking};
 use crate::targets::{TargetView, Targets};
@@ -145,6 +146,9 @@ pub(crate) struct PollDriver {
     outbox: Arc<Outbox>,
     finished: Vec<Finished>,
     at_helpers: usize,
+    lending: Lending,
+    /// When it is looked for what should have ended.
+    look_ns: u64,
     backlog: VecDeque<IoOp>,
     ready: Vec<IoDone>,
     delayed: Delayed,
@@ -164,6 +168,8 @@ impl PollDriver {
             wake,
             finished: Vec::new(),
             at_helpers: 0,
+            lending: Lending::default(),
+            look_ns: 0,
             backlog: VecDeque::new(),
             ready: Vec::new(),
             delayed: Delayed::default(),
@@ -182,7 +188,11 @@ impl PollDriver {
             return self.ready.push(op.done(Err(e), 0));
         }
         self.at_helpers += 1;
-        let job = Job::new(op, device.clone(), self.now, self.outbox.clone());
+        let lent = device.is_watched().then(|| self.lending.lend(&op, &device));
+        let mut job = Job::new(op, device.clone(), self.now, self.outbox.clone());
+        if let Some(lent) = lent {
+            job = job.watched(lent);
+        }
         if let Some(job) = device.take(job) {
             self.helpers.push(job);
         }
@@ -193,6 +203,9 @@ impl PollDriver {
             self.outbox.take(&mut self.finished);
             self.at_helpers -= self.finished.len();
             for f in self.finished.drain(..) {
+                if self.lending.is_told(f.number) {
+                    continue;
+                }
                 let latency_ns = f.latency_ns();
                 let done = f.op.done(f.result, f.end_ns.saturating_sub(f.start_ns));
                 settle_done(
@@ -204,6 +217,10 @@ impl PollDriver {
                     dones,
                 );
             }
+        }
+        if self.now >= self.look_ns {
+            self.look_ns = self.now + LOOK_NS;
+            self.lending.look(self.now, dones);
         }
         dones.append(&mut self.ready);
         self.delayed.release(self.now, dones);
@@ -318,6 +335,14 @@ impl Proactor for PollDriver {
             (Wait::Until(at), None) => Some(at),
             (Wait::Forever, due) => due,
         };
+        let limit = match self.at_helpers > self.lending.told() {
+            true => Some(
+                limit
+                    .unwrap_or(u64::MAX)
+                    .min(self.look_ns.max(self.now + 1)),
+            ),
+            false => limit,
+        };
         let asleep = limit != Some(0) && self.wake.prepare_sleep();
         let timeout_ns = match limit {
             _ if !asleep => Some(0),
@@ -388,7 +413,8 @@ impl Proactor for PollDriver {
     }
 
     fn io_in_flight(&self) -> usize {
-        self.at_helpers + self.backlog.len() + self.ready.len() + self.delayed.len()
+        let told = self.lending.told();
+        self.at_helpers - told + self.backlog.len() + self.ready.len() + self.delayed.len()
     }
 
     fn backend_name(&self) -> &'static str {

@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::file::{BlockFile, PUNCH, ZERO, unsupported_errno};
 use crate::helper::{Finished, Helpers, Job, Outbox};
 use crate::op::{IoDone, IoError, IoOp, OpKind};
+use crate::patience::{LOOK_NS, Lending, answer_for, may_answer};
 use crate::proactor::{Event, Proactor, SendList, Wait};
 use crate::sys::{now_ns, set_nonblocking};
 use crate::targets::{TargetView, Targets};
@@ -63,6 +64,8 @@ enum Work {
         done: u64,
         tries: u8,
         start_ns: u64,
+        /// It was answered for.
+        told: bool,
     },
     Recv {
         token: u64,
@@ -122,6 +125,10 @@ pub(crate) struct RingDriver {
     /// Block operations in slots, and at helpers.
     in_ring: usize,
     at_helpers: usize,
+    /// Of those in slots, how many were answered for; and when it is looked for others.
+    told: usize,
+    look_ns: u64,
+    lending: Lending,
     backlog: VecDeque<IoOp>,
     /// Submissions the ring had no room for.
     overflow: VecDeque<squeue::Entry>,
@@ -161,6 +168,9 @@ impl RingDriver {
             finished: Vec::new(),
             in_ring: 0,
             at_helpers: 0,
+            told: 0,
+            look_ns: 0,
+            lending: Lending::default(),
             backlog: VecDeque::new(),
             overflow: VecDeque::new(),
             ready: Vec::new(),
@@ -244,13 +254,18 @@ impl RingDriver {
             done: 0,
             tries: 0,
             start_ns,
+            told: false,
         });
         self.submit_slot(index);
     }
 
     fn hand_over(&mut self, op: IoOp, device: Arc<Device>, start_ns: u64) {
         self.at_helpers += 1;
-        let job = Job::new(op, device.clone(), start_ns, self.outbox.clone());
+        let lent = device.is_watched().then(|| self.lending.lend(&op, &device));
+        let mut job = Job::new(op, device.clone(), start_ns, self.outbox.clone());
+        if let Some(lent) = lent {
+            job = job.watched(lent);
+        }
         if let Some(job) = device.take(job) {
             self.helpers.push(job);
         }
@@ -362,9 +377,14 @@ impl RingDriver {
         match &mut slot.work {
             Work::Free => {}
             Work::Io {
-                op, done, tries, ..
+                op,
+                done,
+                tries,
+                told,
+                ..
             } => {
                 let progress = match op.kind {
+                    _ if *told => Ok(true),
                     _ if res == -libc::EINTR || res == -libc::EAGAIN => {
                         *tries += 1;
                         if *tries > RETRIES_MAX {
@@ -447,11 +467,16 @@ impl RingDriver {
             op,
             device,
             start_ns,
+            told,
             ..
         } = self.release(index)
         else {
             return;
         };
+        if told {
+            self.told -= 1;
+            return device.patience().note_paid();
+        }
         if let Err(IoError::Os(errno)) = result
             && matches!(op.kind, OpKind::Discard | OpKind::WriteZeroes { .. })
             && unsupported_errno(errno)
@@ -562,6 +587,9 @@ impl RingDriver {
         self.outbox.take(&mut finished);
         self.at_helpers -= finished.len();
         for f in finished.drain(..) {
+            if self.lending.is_told(f.number) {
+                continue;
+            }
             let latency_ns = f.latency_ns();
             let done = f.op.done(f.result, f.end_ns.saturating_sub(f.start_ns));
             settle_done(
@@ -574,6 +602,33 @@ impl RingDriver {
             );
         }
         self.finished = finished;
+    }
+
+    /// Answers for what the kernel should have ended by now.
+    fn look(&mut self, dones: &mut Vec<IoDone>) {
+        self.look_ns = self.now + LOOK_NS;
+        self.lending.look(self.now, dones);
+        if self.in_ring == self.told {
+            return;
+        }
+        for slot in self.slots.iter_mut() {
+            if let Work::Io {
+                op,
+                device,
+                start_ns,
+                told,
+                ..
+            } = &mut slot.work
+                && !*told
+                && device.patience().is_over(*start_ns, self.now)
+                && may_answer(op)
+            {
+                *told = true;
+                self.told += 1;
+                device.patience().note_owed();
+                dones.push(answer_for(op, *start_ns, self.now));
+            }
+        }
     }
 
     fn in_use(&self) -> usize {
@@ -802,6 +857,14 @@ impl Proactor for RingDriver {
             (Wait::Until(at), None) => Some(at),
             (Wait::Forever, due) => due,
         };
+        let limit = match self.in_ring + self.at_helpers > self.told + self.lending.told() {
+            true => Some(
+                limit
+                    .unwrap_or(u64::MAX)
+                    .min(self.look_ns.max(self.now + 1)),
+            ),
+            false => limit,
+        };
         let asleep = limit != Some(0) && self.wake.prepare_sleep();
         let entered = self.enter(if asleep { limit } else { Some(0) });
         if self.wake.awake() {
@@ -812,6 +875,9 @@ impl Proactor for RingDriver {
         self.now = now_ns();
         self.reap(events, dones);
         self.collect_helpers(dones);
+        if self.now >= self.look_ns {
+            self.look(dones);
+        }
         events.append(&mut self.early);
         dones.append(&mut self.ready);
         if self.delayed.len() > 0 {
@@ -826,7 +892,9 @@ impl Proactor for RingDriver {
     }
 
     fn io_in_flight(&self) -> usize {
-        self.in_ring + self.at_helpers + self.backlog.len() + self.ready.len() + self.delayed.len()
+        let told = self.told + self.lending.told();
+        let held = self.backlog.len() + self.ready.len() + self.delayed.len();
+        self.in_ring + self.at_helpers - told + held
     }
 
     fn backend_name(&self) -> &'static str {

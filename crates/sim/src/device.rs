@@ -76,6 +76,8 @@ pub struct Faults {
     pub slow: u32,
     /// Operations that do not complete until the hurting ends.
     pub hang: u32,
+    /// Of 100 that hang, those that are answered for after a while, and go on.
+    pub overdue: u32,
     /// Byte ranges that cannot be read.
     pub bad_ranges: Vec<Range<u64>>,
     /// Byte ranges that cannot be written.
@@ -104,7 +106,23 @@ struct InFlight {
     mark: u64,
     sum: u32,
     looks: Look,
+    late: Late,
 }
+
+/// Is an operation answered before it ends?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Late {
+    No,
+    /// It will be.
+    Will,
+    /// It was: what it does is still to come.
+    Told,
+    /// Another one is owed: it fails at once, and does nothing.
+    Refused,
+}
+
+/// How long an operation takes that is answered for.
+const OVERDUE_NS: u64 = 2_000_000_000;
 
 /// When a read in flight takes its data.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -394,6 +412,11 @@ impl SimDevice {
             _ => Look::AtEnd,
         };
         let at_once = op.kind == OpKind::Read && self.rng.chance(1, 4);
+        let late = match (self.owes(), hang && self.faults.overdue > 0) {
+            (true, _) => Late::Refused,
+            (_, true) if self.rng.chance(u64::from(self.faults.overdue), 100) => Late::Will,
+            _ => Late::No,
+        };
         self.in_flight.insert(
             token,
             InFlight {
@@ -401,18 +424,49 @@ impl SimDevice {
                 mark: token,
                 sum,
                 looks,
+                late,
             },
         );
         if at_once {
             self.look_now(token);
         }
-        let time = if slow { base * 1000 } else { base };
-        (token, (!hang).then_some(time))
+        let time = match late {
+            Late::Refused => Some(base),
+            Late::Will => Some(OVERDUE_NS),
+            _ if hang => None,
+            _ if slow => Some(base * 1000),
+            _ => Some(base),
+        };
+        (token, time)
     }
 
-    /// Operations submitted and not completed.
+    /// Operations submitted and not answered.
     pub fn busy(&self) -> usize {
-        self.in_flight.len()
+        let told = self.in_flight.values().filter(|f| f.late == Late::Told);
+        self.in_flight.len() - told.count()
+    }
+
+    /// Was one of its operations answered for, and has not ended?
+    fn owes(&self) -> bool {
+        self.in_flight.values().any(|f| f.late == Late::Told)
+    }
+
+    /// Does this operation go on although it was answered?
+    pub fn is_owed(&self, token: u64) -> bool {
+        let f = self.in_flight.get(&token);
+        f.is_some_and(|f| f.late == Late::Told)
+    }
+
+    /// What was answered for ends.
+    pub fn pay(&mut self) {
+        let owed = self.in_flight.iter();
+        let owed: Vec<u64> = owed
+            .filter(|(_, f)| f.late == Late::Told)
+            .map(|(token, _)| *token)
+            .collect();
+        for token in owed {
+            self.complete(token, 0);
+        }
     }
 
     /// A write may reach the medium any time before it completes, and a flush in between
@@ -422,6 +476,7 @@ impl SimDevice {
         let mut landed = None;
         for f in self.in_flight.values() {
             let touches = f.op.kind == OpKind::Write
+                && f.late != Late::Refused
                 && f.op.offset < at + BLOCK as u64
                 && at < f.op.offset + f.op.len;
             if touches && self.rng.chance(1, 2) {
@@ -449,12 +504,28 @@ impl SimDevice {
 
     /// Ends an operation: applies its effect, or the failure the seed chose.
     pub fn complete(&mut self, token: u64, latency_ns: u64) -> Option<Finished> {
+        let f = self.in_flight.get_mut(&token)?;
+        let late = f.late;
+        if late == Late::Will {
+            f.late = Late::Told;
+            return Some(Finished {
+                done: f.op.copy().done(Err(IoError::OVERDUE), latency_ns),
+                injected: true,
+            });
+        }
         let InFlight {
             mut op,
             mark,
             sum,
             looks,
+            ..
         } = self.in_flight.remove(&token)?;
+        if late == Late::Refused {
+            return Some(Finished {
+                done: op.done(Err(IoError::OVERDUE), latency_ns),
+                injected: true,
+            });
+        }
         let reads = self.in_flight.iter();
         let between: Vec<u64> = reads
             .filter(|(_, f)| f.op.kind == OpKind::Read && f.looks == Look::Between)
@@ -517,6 +588,10 @@ impl SimDevice {
             self.settle_early(&blocks_of(&op).collect::<Vec<_>>());
         }
         let injected = matches!(result, Err(IoError::Os(_)));
+        if late == Late::Told {
+            // Nobody hears of it.
+            return None;
+        }
         Some(Finished {
             done: op.done(result, latency_ns),
             injected,
@@ -711,7 +786,8 @@ impl SimDevice {
         for (_, f) in std::mem::take(&mut self.in_flight) {
             self.seq += 1;
             let all = self.rng.below(3);
-            if !self.dead && all > 0 && !matches!(f.op.kind, OpKind::Read | OpKind::Flush) {
+            let changes = !matches!(f.op.kind, OpKind::Read | OpKind::Flush);
+            if !self.dead && all > 0 && changes && f.late != Late::Refused {
                 for index in blocks_of(&f.op)
                     .filter(|i| *i < self.cells.len())
                     .collect::<Vec<_>>()

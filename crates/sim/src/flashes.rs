@@ -109,6 +109,11 @@ impl Flashes {
         self.devices.iter_mut().find_map(|d| d.violation.take())
     }
 
+    /// What was answered for ends.
+    pub fn pay(&mut self) {
+        self.devices.iter_mut().for_each(SimDevice::pay);
+    }
+
     pub fn power_cut(&mut self) {
         self.devices.iter_mut().for_each(SimDevice::power_cut);
     }

@@ -53,6 +53,13 @@ impl Origin {
         }
     }
 
+    /// What was answered for ends.
+    pub fn pay(&mut self) {
+        if let Origin::One(device) = self {
+            device.pay();
+        }
+    }
+
     /// Somebody else than the engine flushes.
     pub fn flush_now(&mut self) {
         match self {

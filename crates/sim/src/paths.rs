@@ -52,6 +52,7 @@ events! {
     Reshaped: "flash devices come, go or are replaced",
     ReshapeCutOff: "the power fails while flash devices are changed",
     TimePassed: "an operation hangs for long",
+    AnsweredFor: "an operation that hangs is answered for, and goes on",
     LegLost: "a leg of a mirror goes out",
     LegBack: "a leg of a mirror is current again",
     LegRepaired: "what a leg cannot read is written again from another one",

@@ -42,6 +42,10 @@ pub struct Profile {
     pub odd: bool,
     /// In 10 000 operations of an origin: ones that hang for long.
     pub hang: u32,
+    /// In 10 000 operations of flash: the same.
+    pub flash_hang: u32,
+    /// Of 100 that hang, those that are answered for after a while.
+    pub overdue: u32,
     /// Of 100 starts, after how many everything is read.
     pub verify: u64,
     /// In 10 000 steps: time passes at once, as for a machine that slept.
@@ -105,6 +109,8 @@ pub(crate) const CALM: Profile = Profile {
     sector_origins: false,
     odd: true,
     hang: 0,
+    flash_hang: 0,
+    overdue: 0,
     verify: 33,
     sleeps: 0,
     bad_sectors: 0,
@@ -128,7 +134,7 @@ pub(crate) const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 38] = [
+pub const PROFILES: [Profile; 39] = [
     CALM,
     Profile {
         name: "restart",
@@ -626,11 +632,29 @@ pub const PROFILES: [Profile; 38] = [
         twice: true,
         ..CALM
     },
+    Profile {
+        name: "overdue",
+        about: "flash and origins hang, are answered for, and do in the end what they were asked",
+        lives: (1, 4),
+        modes: [6, 2, 1, 1],
+        requests: (100, 300),
+        crash: 40,
+        slow: 20,
+        change: 5,
+        hang: 20,
+        flash_hang: 4,
+        overdue: 70,
+        heavy: 80,
+        absent: 5,
+        trouble: 60,
+        call_off: 10,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 2, 3, 2, 3, 2, 3, 2,
+    0, 2, 3, 2, 3, 2, 3, 2, 5,
 ];
 
 /// The name that lets the seed choose.

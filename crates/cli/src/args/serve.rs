@@ -104,6 +104,9 @@ pub struct Serve {
     /// most 512 MiB and a quarter of what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub ram_stage: Option<Size>,
+    /// Seconds that a flash device may take for an operation before that counts as failed; 0: it is waited for
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub flash_timeout: u64,
     /// Do not read ahead of guests what they will ask for next. By default it is done for origins
     /// that take longer than 0.5 ms for a scattered read
     #[arg(long)]

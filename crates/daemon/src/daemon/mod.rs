@@ -110,6 +110,8 @@ pub struct Options {
     pub destage_rate: u64,
     /// RAM for blocks that were read once, in bytes; `None`: a little, which grows with the pool.
     pub ram_stage: Option<u64>,
+    /// How long a flash device may take for an operation before that counts as failed; zero: it is waited for.
+    pub flash_timeout: Duration,
     /// Do not read ahead of guests.
     pub no_prefetch: bool,
     /// What may be written to flash in the long run; `None`: no limit.
@@ -348,6 +350,7 @@ impl Daemon {
         let owners = admission::Owners::new(pool.info().uuid, host_name(), workers.clone());
         let targets = Targets::new();
         for (n, device) in (0..).zip(pool.flash().iter()) {
+            device.set_patience(options.flash_timeout);
             targets.set(Target::Flash(n), Some(device.clone()));
         }
         let nbd = NbdLimits::of(options.nbd_memory, pool.registry().plain_disks().count())?;

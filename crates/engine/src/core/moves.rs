@@ -49,7 +49,8 @@ impl Core {
                 if info.dirty {
                     self.ready.touch(disk);
                 }
-                if unread && info.dirty && !superseding {
+                // What a device that does not answer holds is not known to be bad.
+                if unread && !done.is_overdue() && info.dirty && !superseding {
                     self.strike(disk, block, slot + i, Unread { alone: n == 1 }, now);
                 }
                 if (bad || unread) && !info.dirty {

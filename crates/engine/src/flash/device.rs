@@ -132,6 +132,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub(in crate::flash) given_up: Option<FlashFault>,
     /// It refused the last write that failed for want of room.
     pub full: bool,
+    /// It did not answer a write in time.
+    pub silent: bool,
     /// Discards whole segments as they are freed.
     pub trim: bool,
     /// That it failed is being noted on it.
@@ -208,6 +210,7 @@ impl<U: Users> FlashDevice<U> {
             rescue: Rescue::default(),
             given_up: None,
             full: false,
+            silent: false,
             trim,
             mark: None,
             noted: Noted::default(),

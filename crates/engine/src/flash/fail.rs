@@ -115,7 +115,9 @@ impl<U: Users> FlashDevice<U> {
 
     /// Is a batch that ended so to be written once more to the same place? Counts that as done.
     fn may_be_again(&mut self, seq: u64, done: &IoDone) -> bool {
-        let failed = done.result.is_err_and(|e| !e.is_no_space());
+        let failed = done
+            .result
+            .is_err_and(|e| !e.is_no_space() && e != IoError::OVERDUE);
         if !failed || !self.takes_writes() || !self.log.free.is_empty() {
             return false;
         }
@@ -146,7 +148,8 @@ impl<U: Users> FlashDevice<U> {
             self.end_emptying();
         }
         let none_left = self.log.free.is_empty() && !self.unpark();
-        if self.log.failures > SEGMENT_TRIES || none_left {
+        // One that does not answer is not tried elsewhere: every place of it would cost that long.
+        if self.log.failures > SEGMENT_TRIES || none_left || self.silent {
             self.fail(now);
             return;
         }
@@ -248,6 +251,7 @@ impl<U: Users> FlashDevice<U> {
     /// Remembers whether it refuses writes for want of room only.
     pub fn note_refusal(&mut self, error: &IoError) {
         self.full = error.is_no_space();
+        self.silent |= *error == IoError::OVERDUE;
     }
 
     /// It has failed: from here on the origins carry the disks.

@@ -448,9 +448,14 @@ impl Core {
         if failed || (!again && !done.bad_blocks.is_empty() && !unchecked) {
             let disk = self.reqs[id].disk;
             for i in 0..count {
-                if failed || done.bad_blocks.contains(&i) {
+                let (at, in_slot) = (block + u64::from(i), slot + i);
+                if done.is_overdue() && self.is_dirty_in(disk, at, in_slot) {
+                    // It may be there when the device answers again.
+                    took(Path::DirtyOverdue);
+                    self.reqs[id].failed = Some(ReqError::Io);
+                } else if failed || done.bad_blocks.contains(&i) {
                     let eio = failed.then_some(Unread { alone: count == 1 });
-                    self.bad_block(id, disk, block + u64::from(i), slot + i, eio, now, fx);
+                    self.bad_block(id, disk, at, in_slot, eio, now, fx);
                 }
             }
         }
@@ -496,6 +501,12 @@ impl Core {
         }
     }
 
+    /// Is the newest copy of a block there, and the only one?
+    fn is_dirty_in(&self, disk: u16, block: u64, slot: SlotNo) -> bool {
+        let index = &self.cache.index;
+        index.get(Key::new(disk, block)) == Some(slot) && index.slot(slot).is_some_and(|s| s.dirty)
+    }
+
     /// A block could not be read from flash as it was written.
     #[allow(clippy::too_many_arguments)]
     fn bad_block(
@@ -509,9 +520,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         if self.cache.index.get(Key::new(disk, block)) == Some(slot) {
-            if self.cache.index.slot(slot).is_some_and(|s| s.dirty)
-                && !self.opts.faults.has(Fault::ForgetRotten)
-            {
+            if self.is_dirty_in(disk, block, slot) && !self.opts.faults.has(Fault::ForgetRotten) {
                 let again = match eio {
                     Some(unread) => self.strike(disk, block, slot, unread, now),
                     None => {

@@ -249,6 +249,8 @@ impl World<'_> {
                 "disk {id} was detached with I/O of its origin in flight"
             ));
         }
+        // Whoever opens it anew waits for that.
+        self.disks[index].origin.pay();
         self.paths.note(Event::TakenOut);
         self.disks[index].resting = false;
         self.disks[index].late = Some(self.rng.below(LATE_STEPS));
@@ -276,6 +278,7 @@ impl World<'_> {
                 "disk {id} was forgotten with I/O of its origin in flight"
             ));
         }
+        self.disks[index].origin.pay();
         let known = self.known.iter_mut().find(|k| k.id == id);
         known.into_iter().for_each(|k| k.since_seq = since_seq);
         Ok(())

@@ -138,6 +138,9 @@ impl World<'_> {
         if self.flash.busy() > 0 || self.disks.iter().any(|d| d.origin.busy() > 0) {
             return Err("the subject says it is idle with I/O in flight".into());
         }
+        // The process ends when they have.
+        self.flash.pay();
+        self.disks.iter_mut().for_each(|disk| disk.origin.pay());
         let cut = self.rng.chance(1, 4).then(|| self.rng.below(5));
         // As after a crash: what rotted in batches that nothing vouches for looks like a torn write.
         let cut = cut.filter(|_| self.profile.rot == 0);

@@ -21,7 +21,8 @@ impl World<'_> {
             flush_eio: p.flash_write_eio * 4,
             no_space: p.flash_write_eio / 2,
             slow: p.slow,
-            hang: p.slow / 10,
+            hang: p.slow / 10 + p.flash_hang,
+            overdue: p.overdue,
             bad_places: self.bad_places.clone(),
             ..Faults::default()
         });
@@ -49,6 +50,7 @@ impl World<'_> {
                 no_space: p.origin_eio / 3,
                 slow: p.slow,
                 hang: p.slow / 10 + p.hang,
+                overdue: p.overdue,
                 bad_ranges,
                 fail_op,
                 ..Faults::default()

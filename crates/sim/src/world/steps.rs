@@ -297,11 +297,16 @@ impl World<'_> {
             Some(half) => device.fail(token, half, latency),
             None => device.complete(token, latency),
         };
+        let (violation, owed) = (device.violation.take(), device.is_owed(token));
+        if let Some(violation) = violation {
+            return Err(format!("driver contract broken: {violation}"));
+        }
         let Some(finished) = finished else {
             return Ok(None);
         };
-        if let Some(violation) = device.violation.take() {
-            return Err(format!("driver contract broken: {violation}"));
+        if owed {
+            self.paths.note(Event::AnsweredFor);
+            self.hung.push(Ending::Device(target, token));
         }
         self.done_ios += 1;
         self.stirred = true;
@@ -387,7 +392,8 @@ impl World<'_> {
                             Some((disk, block)) => {
                                 let disk = &mut self.disks[disk];
                                 disk.stung.insert(block, now);
-                                if last - first == 1 {
+                                // One that only does not answer is asked again and again.
+                                if last - first == 1 && !done.is_overdue() {
                                     let alone = disk.stung_alone.entry(block).or_default();
                                     *alone += 1;
                                     // A device that was given up is asked twice, a sound one longer.
@@ -399,7 +405,7 @@ impl World<'_> {
                             // Zeros, written as data: they could be anybody's.
                             None => {
                                 self.stung_unknown = now;
-                                if last - first == 1 {
+                                if last - first == 1 && !done.is_overdue() {
                                     *self.stung_zeros.entry(index).or_default() += 1;
                                 }
                             }

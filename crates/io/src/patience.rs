@@ -1,0 +1,124 @@
+//! A device that does not answer: after its limit what it was asked counts as failed, and so does all else until it
+//! has answered.
+//!
+//! The kernel gives an operation back when the device, a driver's own limit, or the server behind a mount says so, which may
+//! be never. So a driver answers for it ([`IoError::OVERDUE`]) and goes on owning it, with its memory, until the kernel
+//! is done with it. What was told may still happen: a write may reach the device at any later moment. Nothing newer may be
+//! written there before, or the old would cover it; so as long as a device owes an answer, whatever it is asked fails at
+//! once ([`Device::owes`](crate::Device::owes)). To whoever asks, then, the operation failed at the moment at which it really ended.
+//!
+//! What is in a guest's own memory ([`Buf::foreign`](crate::Buf::foreign)) is not answered for: the guest would use the memory for something
+//! else, and then the device would write to it.
+
+use crate::device::Device;
+use crate::op::{IoDone, IoError, IoOp};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// How often drivers look.
+pub(crate) const LOOK_NS: u64 = 500_000_000;
+
+/// How long a device is waited for, and how much it owes beyond that.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    /// Nanoseconds; 0: for ever.
+    limit_ns: AtomicU64,
+    owed: AtomicU32,
+}
+
+impl Patience {
+    pub(crate) fn set(&self, limit_ns: u64) {
+        self.limit_ns.store(limit_ns, Ordering::Relaxed);
+    }
+
+    pub(crate) fn owes(&self) -> bool {
+        // Before an answer for an operation is seen, that the device owes it is.
+        self.owed.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn note_owed(&self) {
+        self.owed.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn note_paid(&self) {
+        self.owed.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Is what was begun then to be answered for?
+    pub(crate) fn is_over(&self, begun_ns: u64, now_ns: u64) -> bool {
+        let limit = self.limit_ns.load(Ordering::Relaxed);
+        limit > 0 && now_ns.saturating_sub(begun_ns) > limit
+    }
+}
+
+/// The answer for an operation that goes on.
+pub(crate) fn answer_for(op: &IoOp, begun_ns: u64, now_ns: u64) -> IoDone {
+    op.copy()
+        .done(Err(IoError::OVERDUE), now_ns.saturating_sub(begun_ns))
+}
+
+/// True if it may be answered for.
+pub(crate) fn may_answer(op: &IoOp) -> bool {
+    !op.bufs.iter().any(|buf| buf.is_shared())
+}
+
+struct Lent {
+    op: IoOp,
+    device: Arc<Device>,
+    /// When a thread began it; 0 before. What waits for a thread is not the device's fault.
+    begun_ns: Arc<AtomicU64>,
+    told: bool,
+}
+
+/// What a driver has given to other threads.
+#[derive(Default)]
+pub(crate) struct Lending {
+    lent: HashMap<u64, Lent>,
+    next: u64,
+    told: usize,
+}
+
+impl Lending {
+    /// Something is given away: its number, and where to say that it was begun.
+    pub(crate) fn lend(&mut self, op: &IoOp, device: &Arc<Device>) -> (u64, Arc<AtomicU64>) {
+        self.next += 1;
+        let begun_ns = Arc::new(AtomicU64::new(0));
+        let lent = Lent {
+            op: op.copy(),
+            device: device.clone(),
+            begun_ns: begun_ns.clone(),
+            told: false,
+        };
+        self.lent.insert(self.next, lent);
+        (self.next, begun_ns)
+    }
+
+    /// It came back. True: it was answered for.
+    pub(crate) fn is_told(&mut self, number: u64) -> bool {
+        let Some(lent) = self.lent.remove(&number).filter(|lent| lent.told) else {
+            return false;
+        };
+        lent.device.patience().note_paid();
+        self.told -= 1;
+        true
+    }
+
+    /// How many were answered for, and have not come back.
+    pub(crate) fn told(&self) -> usize {
+        self.told
+    }
+
+    pub(crate) fn look(&mut self, now_ns: u64, dones: &mut Vec<IoDone>) {
+        for lent in self.lent.values_mut() {
+            let begun_ns = lent.begun_ns.load(Ordering::Acquire);
+            let over = begun_ns > 0 && lent.device.patience().is_over(begun_ns, now_ns);
+            if !lent.told && over && may_answer(&lent.op) {
+                lent.told = true;
+                self.told += 1;
+                lent.device.patience().note_owed();
+                dones.push(answer_for(&lent.op, begun_ns, now_ns));
+            }
+        }
+    }
+}
