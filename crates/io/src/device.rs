@@ -108,7 +108,8 @@ impl Device {
 
     /// From now on an operation that the kernel has not ended after so long counts as failed, with
     /// [`IoError::OVERDUE`], and all others fail until it has ended. Zero: it is waited for. What is no
-    /// file keeps limits of its own; what is done outside drivers ([`read_at`](Self::read_at)) has none.
+    /// file keeps limits of its own. What is done outside drivers ([`read_at`](Self::read_at)) has none, but fails while the
+    /// device owes an answer.
     pub fn set_patience(&self, limit: Duration) {
         self.patience
             .set(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
@@ -307,7 +308,7 @@ impl Device {
     /// Fills `data` from `offset`; an error if that reaches past the end. Blocks.
     pub fn read_at(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let remote = match &self.backing {
-            Backing::File(file) => return file.read_at(offset, data),
+            Backing::File(file) => return self.answering(file)?.read_at(offset, data),
             Backing::Remote(remote) => remote,
         };
         let align = u64::from(remote.align());
@@ -338,7 +339,7 @@ impl Device {
     /// remote, the range must be aligned.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let remote = match &self.backing {
-            Backing::File(file) => return file.write_at(offset, data),
+            Backing::File(file) => return self.answering(file)?.write_at(offset, data),
             Backing::Remote(remote) => remote,
         };
         let mut at = offset;
@@ -355,9 +356,17 @@ impl Device {
     /// Makes completed writes durable. Blocks.
     pub fn flush(&self) -> io::Result<()> {
         match &self.backing {
-            Backing::File(file) => file.flush(),
+            Backing::File(file) => self.answering(file)?.flush(),
             Backing::Remote(remote) if remote.is_read_only() => Ok(()),
             Backing::Remote(remote) => call(remote, OpKind::Flush, 0, 0, SmallVec::new()).map(drop),
+        }
+    }
+
+    /// A device that owes an answer would keep the caller as well, and what is written must not overtake it.
+    fn answering<'a>(&self, file: &'a BlockFile) -> io::Result<&'a BlockFile> {
+        match self.owes() {
+            true => Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
+            false => Ok(file),
         }
     }
 

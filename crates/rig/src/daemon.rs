@@ -205,7 +205,7 @@ impl Hearth {
         Ok(())
     }
 
-    /// Names another flash file, before the pool is created.
+    /// Names another flash file, before the pool is created, or where it is from now on.
     pub fn set_flash(&mut self, path: PathBuf) {
         self.flash = path;
     }

@@ -10,7 +10,7 @@ use hearth_rig::daemon::path;
 use hearth_rig::nbd::Command;
 use hearth_rig::rng::Rng;
 use hearth_rig::servers::Server;
-use hearth_rig::{Hearth, wait};
+use hearth_rig::{Hearth, mounted, wait};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -179,5 +179,91 @@ fn what_was_dirty_on_dead_flash_does_not_come_back_over_newer_writes() -> Result
     let data = hearth.connect("d")?.read(at, 4096)?;
     ensure!(data == [0x22; 4096], "an old block came back");
     ensure!(there(0x22)?, "an old block is in the origin");
+    Ok(())
+}
+
+/// Flash that does not answer any more: after its limit the origins carry the disks, and only what is dirty cannot be
+/// read until it answers again.
+#[test]
+fn flash_hangs_under_a_running_daemon() -> Result<()> {
+    if let Some(missing) = mounted::missing() {
+        println!("SKIPPED failed_flash: flash that hangs: no {missing}");
+        return Ok(());
+    }
+    let mut hearth = Hearth::with_pool("256M")?;
+    let file = hearth.dir().join("flash.img");
+    let mut flash = mounted::Mounted::new(hearth.dir(), "f", &file, 0)?;
+    hearth.set_flash(flash.path().into());
+    hearth.serve_args = ["--flash-timeout", "2"].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let clean = hearth.origin("clean.img", SIZE)?;
+    let dirty = hearth.origin("dirty.img", SIZE)?;
+    let mut model = std::fs::read(&clean)?;
+    let more = ["--mode", "write-through", "--seq-cutoff", "0"];
+    hearth.add("clean", path(&clean), &more)?;
+    hearth.add("dirty", path(&dirty), &["--mode", "write-back"])?;
+    let mut client = hearth.connect("clean")?;
+    client.sweep(Command::Cache, 0..SIZE, 1 << 18, 8, |_, _| {})?;
+    wait::until("all is cached", LIMIT, || {
+        (hearth.stats("clean").ok()?["cached"].as_u64()? == SIZE).then_some(())
+    })?;
+    let mut writer = hearth.connect("dirty")?;
+    writer.write(MIB, &[0xAB; 65536])?;
+    writer.flush()?;
+    ensure!(state(&hearth)? == "serving");
+
+    flash.server().signal(libc::SIGSTOP)?;
+    // Those that are in flight at that moment, of several kinds, and those that come after.
+    for n in 0..8 {
+        client.send(Command::Read, n * MIB, 65536, &[])?;
+    }
+    let new = [0x5A; 65536];
+    client.send(Command::Write { fua: false }, 9 * MIB, 65536, &new)?;
+    model[9 << 20..][..65536].copy_from_slice(&new);
+    let mut read = 0;
+    for _ in 0..9 {
+        let reply = client.receive();
+        let reply = reply.with_context(|| hearth.log())?;
+        ensure!(reply.error == 0, "a request of a clean disk failed");
+        read += usize::from(!reply.data.is_empty());
+    }
+    ensure!(read == 8);
+    wait::until("flash is given up", LIMIT, || {
+        client.write(10 * MIB, &new).ok()?;
+        (state(&hearth).ok()? != "serving").then_some(())
+    })?;
+    model[10 << 20..][..65536].copy_from_slice(&new);
+    client.flush().context("a flush of the clean disk")?;
+    for n in 0..16 {
+        let data = client.read(n * MIB, 65536);
+        let data = data.context("a read of the clean disk")?;
+        ensure!(
+            data == model[(n << 20) as usize..][..65536],
+            "block {n} MiB"
+        );
+    }
+    ensure!(writer.read(MIB, 65536).is_err(), "it is only on flash");
+    let wrote = writer.write(2 * MIB, &new);
+    wrote.context("a write beside what is dirty")?;
+
+    // It answers again: nothing that was dirty is lost.
+    flash.server().signal(libc::SIGCONT)?;
+    let back = wait::until("what is dirty can be read again", LIMIT, || {
+        writer.read(MIB, 65536).ok()
+    })?;
+    ensure!(back == [0xAB; 65536]);
+    wait::until("it can be flushed again", LIMIT, || writer.flush().ok())?;
+    hearth.ok(&["disk", "flush", "dirty"])?;
+    let origin = std::fs::read(&dirty)?;
+    ensure!(origin[1 << 20..][..65536] == [0xAB; 65536]);
+    ensure!(origin[2 << 20..][..65536] == new);
+    ensure!(std::fs::read(&clean)? == model);
+    drop((client, writer));
+    // The pool knows that it was given up: what is old on it is not believed.
+    hearth.stop()?;
+    hearth.start()?;
+    let data = hearth.connect("clean")?.read(9 * MIB, 65536)?;
+    ensure!(data == new, "what flash had was believed");
+    hearth.stop()?;
     Ok(())
 }

@@ -346,17 +346,33 @@ fn a_mount_that_hangs_stops_nobody_else() -> Result<()> {
         println!("SKIPPED origins: hung mount: no file can be served here");
         return Ok(());
     };
-    hearth.add("hung", path(&mount.file), &[])?;
+    hearth.add("hung", path(&mount.file), &["--origin-timeout", "2"])?;
     hearth.add("well", path(&hearth.origin("well.raw", 16 << 20)?), &[])?;
     let mut hung = hearth.connect("hung")?;
     let mut well = hearth.connect("well")?;
     // Far longer than an answer takes.
     well.raw()?
         .set_read_timeout(Some(Duration::from_secs(20)))?;
+    // Its own requests fail when the limit is over, those that come later at once, and it comes back by itself.
+    mount.signal(libc::SIGSTOP);
+    for n in 0..4 {
+        hung.send(Read, n << 20, 4096, &[])?;
+    }
+    for _ in 0..4 {
+        ensure!(hung.receive()?.error != 0, "who answered that?");
+    }
+    // Flash takes what is written, and gives it back.
+    hung.write(0, &[8; 4096])?;
+    hung.flush()?;
+    ensure!(hung.read(0, 4096)? == [8; 4096]);
+    mount.signal(libc::SIGCONT);
+    wait::until("the disk is back", LIMIT, || hung.read(4 << 20, 4096).ok())?;
+    hearth.ok(&["disk", "set", "hung", "--origin-timeout", "600"])?;
+
     mount.signal(libc::SIGSTOP);
     // More than the kernel has workers, if nobody asks it for more.
     for n in 0..40 {
-        hung.send(Read, n << 20, 4096, &[])?;
+        hung.send(Read, (n << 20) + 8192, 4096, &[])?;
     }
     for n in 0..8 {
         well.read(n << 20, 4096)?;
