@@ -37,12 +37,21 @@ impl Patience {
         self.owed.load(Ordering::Acquire) > 0
     }
 
-    pub(crate) fn note_owed(&self) {
-        self.owed.fetch_add(1, Ordering::AcqRel);
+    /// An operation of the device with this name is answered for.
+    pub(crate) fn note_owed(&self, name: &str) {
+        if self.owed.fetch_add(1, Ordering::AcqRel) == 0 {
+            tracing::error!(
+                "{name} has not answered for {} s: until it does, what it is asked fails",
+                self.limit_ns.load(Ordering::Relaxed) / 1_000_000_000
+            );
+        }
     }
 
-    pub(crate) fn note_paid(&self) {
-        self.owed.fetch_sub(1, Ordering::AcqRel);
+    /// It has ended.
+    pub(crate) fn note_paid(&self, name: &str) {
+        if self.owed.fetch_sub(1, Ordering::AcqRel) == 1 {
+            tracing::warn!("{name} has answered what it was asked");
+        }
     }
 
     /// Is what was begun then to be answered for?
@@ -99,7 +108,7 @@ impl Lending {
         let Some(lent) = self.lent.remove(&number).filter(|lent| lent.told) else {
             return false;
         };
-        lent.device.patience().note_paid();
+        lent.device.patience().note_paid(&lent.device.name());
         self.told -= 1;
         true
     }
@@ -116,9 +125,58 @@ impl Lending {
             if !lent.told && over && may_answer(&lent.op) {
                 lent.told = true;
                 self.told += 1;
-                lent.device.patience().note_owed();
+                lent.device.patience().note_owed(&lent.device.name());
                 dones.push(answer_for(&lent.op, begun_ns, now_ns));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::{BlockFile, OpenMode};
+    use crate::op::{Class, OpKind, Target};
+    use smallvec::SmallVec;
+
+    fn op() -> IoOp {
+        IoOp {
+            id: 1,
+            target: Target::Flash(0),
+            kind: OpKind::Flush,
+            offset: 0,
+            len: 0,
+            bufs: SmallVec::new(),
+            crcs: SmallVec::new(),
+            sums: false,
+            class: Class::Foreground,
+        }
+    }
+
+    #[test]
+    fn what_is_late_is_answered_once_and_the_device_takes_nothing_until_it_has_ended() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(4096).expect("it grows");
+        let file = BlockFile::open(file.path(), OpenMode::default()).expect("it opens");
+        let device = Arc::new(Device::new(file));
+        device.set_patience(std::time::Duration::from_nanos(100));
+        let (mut lending, mut dones) = (Lending::default(), Vec::new());
+        let (number, begun_ns) = lending.lend(&op(), &device);
+        lending.look(1_000, &mut dones);
+        assert!(dones.is_empty(), "no thread has begun it");
+        begun_ns.store(1_000, Ordering::Release);
+        lending.look(1_100, &mut dones);
+        assert!(dones.is_empty() && !device.owes(), "not late yet");
+        lending.look(1_101, &mut dones);
+        lending.look(2_000, &mut dones);
+        assert_eq!(dones.len(), 1);
+        assert!(dones[0].is_overdue() && device.owes());
+        assert_eq!(device.admit(&op()), Err(IoError::OVERDUE));
+        assert!(device.read_at(0, &mut [0; 512]).is_err());
+        assert!(lending.is_told(number), "nobody hears of its end");
+        assert!(!device.owes() && lending.told() == 0);
+        assert_eq!(device.admit(&op()), Ok(()));
+        let (number, _) = lending.lend(&op(), &device);
+        assert!(!lending.is_told(number), "it ended in time");
     }
 }

@@ -475,7 +475,7 @@ impl RingDriver {
         };
         if told {
             self.told -= 1;
-            return device.patience().note_paid();
+            return device.patience().note_paid(&device.name());
         }
         if let Err(IoError::Os(errno)) = result
             && matches!(op.kind, OpKind::Discard | OpKind::WriteZeroes { .. })
@@ -625,7 +625,7 @@ impl RingDriver {
             {
                 *told = true;
                 self.told += 1;
-                device.patience().note_owed();
+                device.patience().note_owed(&device.name());
                 dones.push(answer_for(op, *start_ns, self.now));
             }
         }
