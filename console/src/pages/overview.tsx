@@ -1,12 +1,10 @@
-import { useMemo } from "preact/hooks";
 import type { Stats } from "../api";
-import { bytes, byteRate, digits, micros, percent, rate, seconds } from "../format";
+import { bytes, digits, micros, percent, seconds } from "../format";
 import { reasons, type Reason } from "../health";
 import { useLive } from "../live";
 import { mood, type Condition, type Report } from "../monitor";
-import { Chart } from "../parts/chart";
+import { Over } from "../parts/over";
 import { Bar, Card, sentence, Shown, Tile, Tiles } from "../parts/ui";
-import { series } from "../samples";
 import { useWorld } from "../state";
 
 export function Overview() {
@@ -105,46 +103,6 @@ function Verdict({ stats }: { stats: Stats }) {
         <Tile label="Mean write" value={micros(span.ratios.write_mean_us)} more={`${micros(span.ratios.uncached_write_us)} without the cache`} />
       </Tiles>
     </Card>
-  );
-}
-
-function Over() {
-  const { samples } = useWorld();
-  const lines = useMemo(() => {
-    const all = series(samples);
-    return {
-      at: all.at,
-      hits: [{ name: "Read hits", color: "--c1", values: all.of.map((r) => r?.hitRatio ?? null) }],
-      latency: [
-        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.readUs ?? null) },
-        { name: "Reads without the cache (5 min)", color: "--c3", values: all.without },
-        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writeUs ?? null) },
-      ],
-      bytes: [
-        { name: "Read", color: "--c1", values: all.of.map((r) => r?.readBytes ?? null) },
-        { name: "Written", color: "--c2", values: all.of.map((r) => r?.writeBytes ?? null) },
-      ],
-      requests: [
-        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.reads ?? null) },
-        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writes ?? null) },
-      ],
-    };
-  }, [samples]);
-  return (
-    <div class="columns">
-      <Card title="Hit ratio">
-        <Chart title="Hit ratio" at={lines.at} lines={lines.hits} show={percent} top={1} />
-      </Card>
-      <Card title="Latency">
-        <Chart title="Latency" at={lines.at} lines={lines.latency} show={micros} />
-      </Card>
-      <Card title="Throughput">
-        <Chart title="Throughput" at={lines.at} lines={lines.bytes} show={byteRate} />
-      </Card>
-      <Card title="Requests">
-        <Chart title="Requests" at={lines.at} lines={lines.requests} show={rate} />
-      </Card>
-    </div>
   );
 }
 
