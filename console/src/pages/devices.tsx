@@ -111,7 +111,7 @@ function Flash({ pool, stats, again }: { pool: Pool; stats: Stats | null; again:
               <Tile label="Promised" value={bytes(pool.promised ?? 0)} more={`of ${bytes(pool.promised_most ?? 0)} at most, to disks that live on flash`} />
             )}
           </Tiles>
-          <div class="scroll" tabIndex={0} role="region" aria-label="What was written to flash">
+          <div class="scroll" tabIndex={0} role="region" aria-label="Bytes written and read, over time">
             <table>
               <thead>
                 <tr>
