@@ -33,6 +33,13 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
   const leg = (name) => join(world.vms, name);
   const states = async () => Object.fromEntries((await disk("pair")).legs.map((l) => [l.origin, l.state]));
 
+  // Whoever used the datastore of a daemon that was stopped connects again.
+  const reconnect = async () => {
+    nfs.close();
+    const store = (await world.asked("datastore", "list")).find((s) => s.name === "store");
+    nfs = await Nfs.mount(store.listen, store.path);
+  };
+
   before(async () => {
     world = await World.start({ disks: ["web-1"] });
     await world.filled("a.raw", 16 * MIB);
@@ -114,6 +121,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     const page = await world.page();
     await go(page, "disks/pair", "pair");
     await page.getByRole("button", { name: `Replace ${leg("b.raw")}` }).click();
+    await accessible(page, "the dialog");
     await page.getByLabel("New leg").fill(leg("c.raw"));
     await page.getByRole("button", { name: "Replace it" }).click();
     await until("the new one has its place", async () => {
@@ -123,6 +131,30 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await card(page, "Legs").getByRole("listitem", { name: leg("b.raw") }).waitFor({ state: "detached" });
     assert.deepEqual(page.wrong, []);
     await page.context().close();
+  });
+
+  test("a leg that was lost is shown with why, and another takes its place", async () => {
+    await world.filled("lone-1.raw", 4 * MIB);
+    await world.image("lone-2.raw", 4 * MIB);
+    await world.image("lone-3.raw", 4 * MIB);
+    await world.hearth(["disk", "add", "lone", "--mirror", leg("lone-1.raw"), "--mirror", leg("lone-2.raw")]);
+    await until("both are current", async () => (await disk("lone")).legs.every((l) => l.state === "current"));
+    await world.stop(world.daemon);
+    await rm(leg("lone-2.raw"));
+    await world.serve();
+    const page = await world.page();
+    await go(page, "disks/lone", "lone");
+    const lost = card(page, "Legs").getByRole("listitem", { name: leg("lone-2.raw") });
+    await lost.getByText("out", { exact: true }).waitFor();
+    await accessible(page, "a leg that is out");
+    await lost.getByRole("button", { name: "Replace" }).click();
+    await page.getByLabel("New leg").fill(leg("lone-3.raw"));
+    await page.getByRole("button", { name: "Replace it" }).click();
+    await lost.waitFor({ state: "detached" });
+    await card(page, "Legs").getByRole("listitem", { name: leg("lone-3.raw") }).getByText("current").waitFor();
+    assert.deepEqual(await readFile(leg("lone-3.raw")), await readFile(leg("lone-1.raw")));
+    await page.context().close();
+    await reconnect();
   });
 
   test("a scrub is begun, called off, and what it cannot decide is decided by somebody", async () => {
@@ -270,10 +302,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await page.getByLabel("Show").first().selectOption("now");
     await page.getByRole("img", { name: /Requests: Reads/ }).waitFor();
     await page.context().close();
-    // Whoever used the datastore connects again.
-    nfs.close();
-    const [store] = await world.asked("datastore", "list");
-    nfs = await Nfs.mount(store.listen, store.path);
+    await reconnect();
   });
 
   test("memory: the host, a controller that comes and goes, and swap", async (t) => {
@@ -320,6 +349,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await go(page, "devices", "Devices");
     await page.getByRole("button", { name: "Add a device…" }).click();
     const dialog = page.getByRole("dialog");
+    await accessible(page, "the dialog for a device");
     await dialog.getByLabel("New device").fill("/etc/flash");
     await dialog.getByLabel("Size of a new file").fill("64M");
     await dialog.getByRole("button", { name: "Add it" }).click();

@@ -63,7 +63,9 @@ export function Legs({ disk, again }: { disk: Disk; again: () => void }) {
 function One({ leg, disk, again }: { leg: Leg; disk: Disk; again: () => void }) {
   const operator = useOperator();
   const [asking, ask] = useState<"replace" | "remove" | null>(null);
-  const pace = usePace(leg.copied);
+  const measured = usePace(leg.copied);
+  // Pieces are counted when they are whole, so that a slow copy has no pace of its own at first, but the one it may have.
+  const pace = disk.upkeep?.paused ? null : (measured ?? (disk.upkeep?.rate || null));
   const copying = leg.state === "resyncing" || leg.state === "checking";
   const others = (disk.legs ?? []).some((other) => other.origin !== leg.origin && other.state === "current");
   const close = () => ask(null);
@@ -115,7 +117,7 @@ function One({ leg, disk, again }: { leg: Leg; disk: Disk; again: () => void }) 
   );
 }
 
-/** Which legs are to go when another is current, by disk: it goes on while another page is looked at. */
+/** Which legs are to go when another is current, by disk. Seen to while the disk is shown, and remembered meanwhile. */
 const going = new Map<string, { old: string; next: string }>();
 
 function Replace({ leg, disk, close, again }: { leg: Leg; disk: Disk; close: () => void; again: () => void }) {
@@ -127,7 +129,7 @@ function Replace({ leg, disk, close, again }: { leg: Leg; disk: Disk; close: () 
         The new leg gets all of the disk while that is used; <strong>everything on it is overwritten</strong>. It has to be
         blank at its ends, and at least as large.{" "}
         {leg.state === "out"
-          ? "The old one is out already, and is forgotten first: if the new one is refused, the disk has a leg less."
+          ? "The old one is out already, and is forgotten when the new one is there."
           : "The old one stays until the new one is current."}
       </p>
       <Field label="New leg" hint="A file, a device or an address the console may reach">
@@ -139,8 +141,11 @@ function Replace({ leg, disk, close, again }: { leg: Leg; disk: Disk; close: () 
         act={async () => {
           const add = next.trim();
           if (leg.state === "out") {
-            await post(path, { remove: leg.origin });
+            const remove = () => post(path, { remove: leg.origin });
+            // Another disk in the old one's place has its name, which has to be free.
+            if (add === leg.origin) await remove();
             await post(path, { add });
+            if (add !== leg.origin) await remove();
             return;
           }
           const all = (await post<Disk>(path, { add })).legs ?? [];

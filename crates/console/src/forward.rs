@@ -295,22 +295,25 @@ impl Call {
             let what = "the console does not say who may come to a datastore";
             return Err(Fault::new(what, "use hearth datastore set on the host"));
         }
-        let (field, check): (_, Check) = match self.look {
-            Look::Origin => ("origin", paths::origin),
-            Look::Leg => ("add", paths::origin),
-            Look::Recording => ("file", paths::new_file),
-            Look::Flash if given("size") => ("new", paths::new_file),
-            Look::Flash => ("new", paths::flash),
-            Look::Settings | Look::Datastore | Look::Nothing => return Ok(body),
+        let named: Option<(&str, Check)> = match self.look {
+            Look::Origin => Some(("origin", paths::origin)),
+            Look::Leg => Some(("add", paths::origin)),
+            Look::Recording => Some(("file", paths::new_file)),
+            Look::Flash if given("size") => Some(("new", paths::new_file)),
+            Look::Flash => Some(("new", paths::flash)),
+            Look::Settings | Look::Datastore | Look::Nothing => None,
         };
-        match fields.get(field) {
-            None | Some(Value::Null) => return Ok(body),
-            Some(Value::String(text)) => {
-                let found = check(settings, text)?;
-                fields.insert(field.to_owned(), Value::String(found));
+        if let Some((field, check)) = named {
+            match fields.get(field) {
+                None | Some(Value::Null) => {}
+                Some(Value::String(text)) => {
+                    let found = check(settings, text)?;
+                    fields.insert(field.to_owned(), Value::String(found));
+                }
+                Some(_) => return Err(Fault::new(format!("`{field}` is no text"), see)),
             }
-            Some(_) => return Err(Fault::new(format!("`{field}` is no text"), see)),
         }
+        // Put together anew, so that what was looked at is what is passed on: a field given twice is there once.
         serde_json::to_vec(&value)
             .map(Bytes::from)
             .map_err(|e| Fault::bare(format!("the request cannot be passed on: {e}")))
@@ -522,6 +525,9 @@ mod tests {
         );
         let made = format!("{{\"new\":\"{root}/new\",\"size\":1048576}}");
         assert!(body(Method::POST, "/v1/pool/flash", made).is_ok());
+        let twice = "{\"clients\":[],\"clients\":null}".to_owned();
+        let twice = body(Method::PATCH, "/v1/datastores/a", twice);
+        assert_eq!(twice, Ok("{\"clients\":null}".to_owned()));
         for open in ["{\"clients\":[]}", "{\"listen\":\"0.0.0.0:2049\"}"] {
             assert!(body(Method::PATCH, "/v1/datastores/a", open.to_owned()).is_err());
         }
