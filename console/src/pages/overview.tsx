@@ -38,8 +38,9 @@ function listed(report: Report): Reason[] {
       .filter((r) => r.condition !== "healthy")
       .map((r) => ({
         rank: order.indexOf(r.condition),
-        severity: mood(r.condition) === "bad" ? ("bad" as const) : ("warn" as const),
-        what: item.kind === "disk" ? r.what : `${item.name}: ${r.what}`,
+        severity: r.condition === "failed" ? ("bad" as const) : r.condition === "unknown" ? ("info" as const) : ("warn" as const),
+        what: r.what,
+        of: item.kind === "disk" ? undefined : item.name,
         remedy: r.remedy ?? "",
         disk: item.kind === "disk" ? item.name : undefined,
       })),
@@ -52,13 +53,13 @@ function Health({ wrong, as }: { wrong: Reason[]; as?: Condition }) {
   const condition = as ?? found;
   return (
     <Card title="Health" aside={<span class={`state ${mood(condition)}`}>{condition}</span>}>
-      {wrong.length === 0 ? (
-        <p>Nothing is wrong.</p>
-      ) : (
+      {condition === "healthy" && <p>Nothing is wrong.</p>}
+      {wrong.length > 0 && (
         <ul class="reasons">
           {wrong.map((r, i) => (
             <li key={i} class={r.severity}>
-              {r.disk && <a href={`#/disks/${encodeURIComponent(r.disk)}`}>{r.disk}</a>} <strong>{sentence(r.what)}</strong>{" "}
+              {r.disk && <a href={`#/disks/${encodeURIComponent(r.disk)}`}>{r.disk}</a>} {r.of && <code>{r.of}</code>}{" "}
+              <strong>{sentence(r.what)}</strong>{" "}
               {sentence(r.remedy)}
             </li>
           ))}
