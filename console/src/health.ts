@@ -3,10 +3,13 @@ import type { Disk, Pool, Stats } from "./api";
 import { bytes, seconds } from "./format";
 
 export interface Reason {
-  severity: "bad" | "warn";
+  /** What is not known is no reason to worry. */
+  severity: "bad" | "warn" | "info";
   what: string;
   remedy: string;
   disk?: string;
+  /** What else it is about. */
+  of?: string;
 }
 
 export function reasons(pool: Pool | null, disks: Disk[] | null, stats: Stats | null): Reason[] {

@@ -5,11 +5,13 @@ import { logOut, onOut, whoAmI, type Session } from "./api";
 import { Add } from "./pages/add";
 import { Advice } from "./pages/advice";
 import { Alerts } from "./pages/alerts";
+import { Datastores, OneStore } from "./pages/datastores";
 import { Devices } from "./pages/devices";
 import { Disk } from "./pages/disk";
 import { Disks } from "./pages/disks";
 import { Events } from "./pages/events";
 import { Login } from "./pages/login";
+import { Memory } from "./pages/memory";
 import { Overview } from "./pages/overview";
 import { theme, turn, useTheme } from "./parts/theme";
 import { Notice } from "./parts/ui";
@@ -19,7 +21,9 @@ import "./style.css";
 const PAGES = [
   ["", "Overview", Overview],
   ["disks", "Disks", Disks],
+  ["datastores", "Datastores", Datastores],
   ["devices", "Devices", Devices],
+  ["memory", "Memory", Memory],
   ["events", "Events", Events],
   ["alerts", "Alerts", Alerts],
   ["advice", "Advice", Advice],
@@ -102,6 +106,8 @@ function Frame({ session, out }: { session: Session; out: () => void }) {
         )}
         {first === "disks" && second ? (
           <Disk name={second} key={second} />
+        ) : first === "datastores" && second ? (
+          <OneStore name={second} key={second} />
         ) : first === "add" ? (
           <Add />
         ) : Page ? (

@@ -20,6 +20,8 @@ export interface Sample {
   pool: Counters;
   poolWithout: number | null;
   disks: Map<string, Counters>;
+  /** What a read takes without the cache, in the last five minutes. */
+  without: Map<string, number | null>;
 }
 
 /** A quarter of an hour at one in two seconds. */
@@ -38,6 +40,7 @@ export function sample(stats: Stats): Sample {
     pool: find("total")?.counters ?? NONE,
     poolWithout: find("5min")?.ratios.uncached_read_us ?? null,
     disks: new Map(stats.disks.map((d) => [d.name, total(d)])),
+    without: new Map(stats.disks.map((d) => [d.name, d.spans.find((s) => s.span === "5min")?.ratios.uncached_read_us ?? null])),
   };
 }
 
@@ -82,7 +85,7 @@ export function series(all: Sample[], disk?: string): Series {
     const pick = (s: Sample) => (disk === undefined ? s.pool : s.disks.get(disk));
     out.at.push(after.at);
     out.of.push(rates(pick(before), pick(after), after.at - before.at));
-    out.without.push(after.poolWithout);
+    out.without.push(disk === undefined ? after.poolWithout : (after.without.get(disk) ?? null));
   }
   return out;
 }

@@ -1,7 +1,7 @@
 // What all pages look at: who we are, and what the daemon says of itself. Asked for once, for whoever shows it.
 import { createContext } from "preact";
 import { useContext, useEffect, useState } from "preact/hooks";
-import type { Disk, Pool, Session, Stats } from "./api";
+import type { Datastore, Disk, Pool, Session, Stats } from "./api";
 import { useLive, type Live } from "./live";
 import { added, sample, type Sample } from "./samples";
 
@@ -10,6 +10,7 @@ export interface World {
   stats: Live<Stats>;
   pool: Live<Pool>;
   disks: Live<Disk[]>;
+  stores: Live<Datastore[]>;
   samples: Sample[];
 }
 
@@ -27,6 +28,7 @@ export function useTheWorld(session: Session): World {
   const stats = useLive<Stats>("/v1/stats", 2000);
   const pool = useLive<Pool>("/v1/pool", 5000);
   const disks = useLive<Disk[]>("/v1/disks", 2000);
+  const stores = useLive<Datastore[]>("/v1/datastores", 3000);
   const [samples, set] = useState<Sample[]>([]);
   useEffect(() => {
     if (stats.data) {
@@ -34,5 +36,5 @@ export function useTheWorld(session: Session): World {
       set((all) => added(all, newest));
     }
   }, [stats.data]);
-  return { session, stats, pool, disks, samples };
+  return { session, stats, pool, disks, stores, samples };
 }

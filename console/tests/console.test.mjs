@@ -1,11 +1,9 @@
 // The console as somebody uses it: a real daemon, real requests, a real browser.
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { createRequire } from "node:module";
 import { after, before, describe, test } from "node:test";
+import { accessible, every, go, LOOKS } from "./common.mjs";
 import { MISSING, until, World } from "./world.mjs";
 
-const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const PAGES = [
   ["", "Overview"],
   ["disks", "Disks"],
@@ -16,20 +14,6 @@ const PAGES = [
   ["alerts", "Alerts"],
   ["advice", "Advice"],
 ];
-
-/** No violation of what a screen reader, a keyboard or weak eyes need. */
-async function accessible(page, what) {
-  // The policy of the page lets in no script; the tool comes by the debugger's way.
-  await page.evaluate(AXE);
-  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const told = violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(" ; ").slice(0, 400)}`);
-  assert.deepEqual(told, [], what);
-}
-
-async function go(page, path, heading) {
-  await page.evaluate((to) => (location.hash = `#/${to}`), path);
-  await page.getByRole("heading", { level: 1, name: heading }).waitFor();
-}
 
 describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
   let world;
@@ -73,22 +57,10 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await page.getByText("board (viewer)").waitFor();
   });
 
-  for (const [what, options] of [
-    ["light", {}],
-    ["dark", { colorScheme: "dark" }],
-    ["on a phone", { viewport: { width: 360, height: 740 }, hasTouch: true, isMobile: true }],
-    ["for a viewer", { role: "viewer" }],
-  ]) {
+  for (const [what, options] of LOOKS) {
     test(`every page, ${what}`, async () => {
       const page = await world.page(options);
-      for (const [path, heading] of PAGES) {
-        await go(page, path, heading);
-        await page.locator("main .loading").first().waitFor({ state: "detached" });
-        await accessible(page, `${heading}, ${what}`);
-        const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-        assert.ok(wide <= 0, `${heading} is ${wide} pixels too wide, ${what}`);
-      }
-      assert.deepEqual(page.wrong, []);
+      await every(page, PAGES, what);
       await page.context().close();
     });
   }

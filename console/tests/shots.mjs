@@ -1,7 +1,7 @@
 // The pictures of the console in docs/, made anew: `npm run shots`.
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
-import { MISSING, World } from "./world.mjs";
+import { MISSING, until, World } from "./world.mjs";
 
 const DOCS = resolve(dirname(fileURLToPath(import.meta.url)), "../../docs");
 
@@ -9,6 +9,14 @@ if (MISSING) throw new Error(MISSING);
 const world = await World.start({ disks: ["web-1", "web-2", "db-1", "mail-1", "build-1"] });
 try {
   for (const disk of ["web-1", "db-1", "web-2"]) await world.load(disk, 8000);
+  // A mirror, one leg of which is being copied to.
+  const leg = (n) => join(world.vms, `files-${n}.raw`);
+  await world.filled("files-a.raw", 64 << 20);
+  for (const n of ["b", "c"]) await world.image(`files-${n}.raw`, 64 << 20);
+  await world.hearth(["disk", "add", "files", "--mirror", leg("a"), "--mirror", leg("b")]);
+  const legs = async () => (await world.asked("disk", "show", "files")).legs;
+  await until("the legs are current", async () => (await legs()).every((l) => l.state === "current"));
+  await world.hearth(["disk", "scrub", "files"]);
   for (const [scheme, disk] of [["light", "web-1"], ["dark", "db-1"]]) {
     const page = await world.page({ colorScheme: scheme });
     // Requests while it is open, so that there are lines.
@@ -28,6 +36,13 @@ try {
     await shot("", "overview", "Overview");
     if (scheme === "light") await shot("disks", "disks", "Disks");
     await shot(`disks/${disk}`, "disk", disk);
+    if (scheme === "light") {
+      await world.hearth(["disk", "mirror", "files", "--rate", "4M"]);
+      await world.hearth(["disk", "mirror", "files", "--add", leg("c")]);
+      await page.evaluate(() => (location.hash = "#/disks/files"));
+      await page.locator('progress:not([value="0"])').waitFor();
+      await page.screenshot({ path: join(DOCS, "console-mirror-light.png") });
+    }
     enough = true;
     await busy;
     await page.context().close();

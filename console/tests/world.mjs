@@ -32,8 +32,11 @@ const freePort = () =>
     });
   });
 
+/** Longest that is waited for anything, on a machine that has much else to do. */
+const PATIENCE = 60000;
+
 /** Asks until it is true; a test that waits for ever is ended by its own limit. */
-export async function until(what, ask, limit = 30000) {
+export async function until(what, ask, limit = PATIENCE) {
   const end = Date.now() + limit;
   for (;;) {
     if (await ask()) return;
@@ -105,6 +108,18 @@ export class World {
     await file.close();
   }
 
+  /** An image in which no block is like another, so that copying and comparing it has something to do. */
+  async filled(name, size) {
+    const data = Buffer.alloc(size);
+    for (let at = 0; at < size; at += 4) data.writeUInt32LE((Math.imul(at + 1, 2654435761) ^ size) >>> 0, at);
+    await writeFile(join(this.vms, name), data);
+  }
+
+  /** What a command says, as it says it to programs. */
+  async asked(...args) {
+    return JSON.parse(await this.hearth([...args, "--json"]));
+  }
+
   /** A command, to its end; what it printed. */
   async hearth(args, input) {
     const done = run(HEARTH, ["--run-dir", this.run, ...args], { maxBuffer: 16 << 20 });
@@ -153,6 +168,7 @@ export class World {
   /** A page somebody is logged in to. What goes wrong in it, or leaves the host, is written down. */
   async page({ role = "operator", ...more } = {}) {
     const context = await this.browser.newContext({ viewport: { width: 1280, height: 900 }, ...more });
+    context.setDefaultTimeout(PATIENCE);
     const page = await context.newPage();
     page.wrong = [];
     page.on("pageerror", (e) => page.wrong.push(`error: ${e.message}`));

@@ -130,6 +130,7 @@ export function Add() {
             <Field label="Cache mode">
               <select value={mode} onChange={(e) => setMode(e.currentTarget.value)}>
                 <option value="write-back">write-back: writes complete on flash</option>
+                <option value="write-back-ordered">write-back-ordered: and the origin keeps the guest's order</option>
                 <option value="write-through">write-through: writes complete on the origin</option>
                 <option value="write-around">write-around: only reads are cached</option>
                 <option value="off">off: nothing is cached</option>

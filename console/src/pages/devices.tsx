@@ -1,80 +1,145 @@
-// The flash, and what the daemon has to say of it.
-import type { Pool, Stats } from "../api";
+// The flash: what is where, how each device does, and devices that come and go.
+import type { Pool, Schemas, Stats } from "../api";
 import { bytes, clock, count, digits, micros, percent, seconds } from "../format";
 import { useLive } from "../live";
 import { mood, type Report } from "../monitor";
 import { Bar, Card, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
 import { Table } from "../parts/table";
-import { useWorld } from "../state";
+import { useOperator, useWorld } from "../state";
+import { Change, Going, over, type FlashState } from "./reshape";
 
 export function Devices() {
   const { pool, stats } = useWorld();
   return (
     <>
-      <h1>Devices</h1>
-      <Shown live={pool}>{(data) => <Flash pool={data} stats={stats.data} />}</Shown>
+      {pool.data === null && <h1>Devices</h1>}
+      <Shown live={pool}>{(data) => <Flash pool={data} stats={stats.data} again={pool.again} />}</Shown>
       <Judged />
       <Origins />
     </>
   );
 }
 
-function Flash({ pool, stats }: { pool: Pool; stats: Stats | null }) {
+type Device = Schemas["PoolDevice"];
+
+const deviceMood = (d: Device) => (d.lost ? "bad" : d.slow ? "warn" : d.state === "emptying" ? "info" : "good");
+const deviceState = (d: Device) => (d.lost ? "lost" : d.slow ? "slow" : d.state === "emptying" ? "emptying" : "in use");
+
+/** Microseconds that one of them took. */
+const mean = (us: number, n: number) => micros(n > 0 ? us / n : null);
+
+function One({ device, alone }: { device: Device; alone: boolean }) {
+  const { io } = device;
+  const used = device.cached;
+  return (
+    <Card
+      title={`Flash ${device.path}`}
+      aside={<span class={`state ${deviceMood(device)}`}>{deviceState(device)}</span>}
+    >
+      {device.lost && (
+        <Notice kind="bad">
+          <strong>It is missing, failed, or older than the others.</strong> What is on it is not used.
+        </Notice>
+      )}
+      {device.slow && !device.lost && (
+        <Notice kind="warn">
+          <strong>It answers slowly,</strong> and gets no more than it must.
+        </Notice>
+      )}
+      <p class="dim">
+        {device.model ? `${device.model}, ` : ""}
+        {device.uuid}
+      </p>
+      {used != null && <Bar label="Used" value={used} of={device.capacity} text={`${bytes(used)} of ${bytes(device.capacity)}`} />}
+      {device.dirty != null && !alone && <Bar label="Dirty" value={device.dirty} of={device.capacity} text={bytes(device.dirty)} />}
+      {device.free_segments != null && (
+        <Bar label="Free segments" value={device.free_segments} of={device.segments} text={`${count(device.free_segments)} of ${count(device.segments)}`} />
+      )}
+      {device.emptied_percent != null && (
+        <Bar label="Emptied" value={device.emptied_percent} of={100} text={`${device.emptied_percent} %`} />
+      )}
+      <Tiles>
+        <Tile label="Device" value={bytes(device.bytes)} more={`${bytes(device.capacity)} for cached data`} />
+        {io && (
+          <>
+            <Tile label="Reads" value={mean(io.read_us, io.reads)} more={`in the mean; ${bytes(io.read_bytes)} since the start`} />
+            <Tile label="Writes" value={mean(io.write_us, io.writes)} more={`in the mean; ${bytes(io.write_bytes)} since the start`} />
+            <Tile label="Flushes" value={mean(io.flush_us, io.flushes)} more={`in the mean; ${count(io.flushes)} since the start`} />
+            <Tile label="Errors" value={count(io.errors)} more="since the start" />
+          </>
+        )}
+      </Tiles>
+    </Card>
+  );
+}
+
+function Flash({ pool, stats, again }: { pool: Pool; stats: Stats | null; again: () => void }) {
+  const operator = useOperator();
   const of = stats?.pool;
+  const state = useLive<FlashState>("/v1/pool/flash", 1500);
+  const devices = pool.devices ?? [];
+  const busy = !!state.data?.change && !over(state.data.change);
+  const done = () => {
+    state.again();
+    again();
+  };
   return (
     <>
-      {(pool.flash ?? []).map((device) => (
-        <Card
-          key={device}
-          title={`Flash ${device}`}
-          aside={<span class={`state ${of?.flash_failed ? "bad" : "good"}`}>{of?.flash_failed ? "failed" : pool.state}</span>}
-        >
-          <Tiles>
-            <Tile label="Device" value={bytes(pool.device_bytes)} />
-            <Tile label="For cached data" value={bytes(pool.capacity)} more={`${count(pool.segments)} segments of ${bytes(pool.segment_bytes)}`} />
-            <Tile label="Reads take" value={micros(of?.flash_read_us)} more="lately" />
-            <Tile label="Endurance budget" value={of && of.endurance_used > 0 ? percent(of.endurance_used) : "–"} more="used up lately" />
-          </Tiles>
-          {of && (
-            <>
-              <Bar label="Used" value={of.cached} of={of.capacity} text={`${bytes(of.cached)} of ${bytes(of.capacity)}`} />
-              <Bar label="Free segments" value={of.free_segments} of={of.segments} text={`${count(of.free_segments)} of ${count(of.segments)}`} />
-              <div class="scroll" tabIndex={0} role="region" aria-label="What was written to flash">
-                <table>
-                  <thead>
-                    <tr>
-                      <th scope="col">Over</th>
-                      {["Written", "For clients", "Again", "Read", "Amplification", "Errors"].map((h) => (
-                        <th key={h} scope="col" class="number">
-                          {h}
-                        </th>
-                      ))}
-                    </tr>
-                  </thead>
-                  <tbody>
-                    {of.spans.map((s) => (
-                      <tr key={s.span}>
-                        <th scope="row">{s.span === "total" ? "since the start" : seconds(s.seconds)}</th>
-                        <td class="number">{bytes(s.counters.flash_write_bytes)}</td>
-                        <td class="number">{bytes(s.counters.flash_payload_bytes)}</td>
-                        <td class="number">{bytes(s.counters.flash_reinsert_bytes)}</td>
-                        <td class="number">{bytes(s.counters.flash_read_bytes)}</td>
-                        <td class="number">{s.write_amplification == null ? "–" : digits(s.write_amplification)}</td>
-                        <td class="number">{count(s.counters.flash_errors)}</td>
-                      </tr>
-                    ))}
-                  </tbody>
-                </table>
-              </div>
-            </>
-          )}
-          {(pool.notices ?? []).map((text) => (
-            <Notice kind="warn" key={text}>
-              {sentence(text)}
-            </Notice>
-          ))}
-        </Card>
+      <header class="page">
+        <h1>
+          Devices <span class={`state ${of?.flash_failed ? "bad" : "good"}`}>{of?.flash_failed ? "failed" : pool.state}</span>
+        </h1>
+        {operator && !busy && state.data && <Change pool={pool} done={done} />}
+      </header>
+      {state.data?.change && <Going change={state.data.change} done={done} />}
+      {(pool.notices ?? []).map((text) => (
+        <Notice kind="warn" key={text}>
+          {sentence(text)}
+        </Notice>
       ))}
+      {devices.map((device) => (
+        <One key={device.uuid} device={device} alone={devices.length === 1} />
+      ))}
+      {of && (
+        <Card title={devices.length > 1 ? "All flash together" : "What was written to flash"}>
+          {pool.dirty_copies === 2 && <p>Everything on flash is on two devices, as long as none is lost: either may die.</p>}
+          <Tiles>
+            <Tile label="For cached data" value={bytes(pool.capacity)} more={`${count(pool.segments)} segments of ${bytes(pool.segment_bytes)}`} />
+            <Tile label="Reads take" value={micros(of.flash_read_us)} more="lately" />
+            <Tile label="Endurance budget" value={of.endurance_used > 0 ? percent(of.endurance_used) : "–"} more="used up lately" />
+            {(pool.promised ?? 0) > 0 && (
+              <Tile label="Promised" value={bytes(pool.promised ?? 0)} more={`of ${bytes(pool.promised_most ?? 0)} at most, to disks that live on flash`} />
+            )}
+          </Tiles>
+          <div class="scroll" tabIndex={0} role="region" aria-label="Bytes written and read, over time">
+            <table>
+              <thead>
+                <tr>
+                  <th scope="col">Over</th>
+                  {["Written", "For clients", "Again", "Read", "Amplification", "Errors"].map((h) => (
+                    <th key={h} scope="col" class="number">
+                      {h}
+                    </th>
+                  ))}
+                </tr>
+              </thead>
+              <tbody>
+                {of.spans.map((s) => (
+                  <tr key={s.span}>
+                    <th scope="row">{s.span === "total" ? "since the start" : seconds(s.seconds)}</th>
+                    <td class="number">{bytes(s.counters.flash_write_bytes)}</td>
+                    <td class="number">{bytes(s.counters.flash_payload_bytes)}</td>
+                    <td class="number">{bytes(s.counters.flash_reinsert_bytes)}</td>
+                    <td class="number">{bytes(s.counters.flash_read_bytes)}</td>
+                    <td class="number">{s.write_amplification == null ? "–" : digits(s.write_amplification)}</td>
+                    <td class="number">{count(s.counters.flash_errors)}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        </Card>
+      )}
       <Card title="Pool">
         <Tiles>
           <Tile label="Label" value={pool.label || "–"} />

@@ -1,14 +1,15 @@
 // One disk: what it does, what it could do, and what can be done with it.
-import { useMemo, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { call, diskPath, Failure, patch, post, type AdviceReport, type Disk as Info, type DiskStats } from "../api";
 import { bytes, byteRate, clock, digits, micros, percent, rate, seconds } from "../format";
 import { useLive } from "../live";
-import { Chart } from "../parts/chart";
 import { Curve } from "../parts/curve";
+import { Over } from "../parts/over";
 import { Act, Ask, Card, Copy, Notice, Said, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
-import { now, series } from "../samples";
+import { now } from "../samples";
 import { useOperator, useWorld } from "../state";
 import { Histograms } from "./histograms";
+import { Legs, Second } from "./legs";
 import { Recordings } from "./recordings";
 import { Settings } from "./settings";
 
@@ -25,12 +26,16 @@ export function Disk({ name }: { name: string }) {
           <>
             <Head disk={info} again={disk.again} />
             <Trouble disk={info} again={disk.again} />
+            <Legs disk={info} again={disk.again} />
             <Shown live={stats}>{(data) => <Rates name={name} stats={data} disk={info} />}</Shown>
             <WhatIf name={name} />
             <Histograms name={name} />
             <div class="columns">
               <Settings disk={info} again={disk.again} />
-              <Recordings disk={info} again={disk.again} />
+              <div>
+                <Recordings disk={info} again={disk.again} />
+                <Second disk={info} again={disk.again} />
+              </div>
             </div>
             <Attach name={name} />
             <Who disk={info} />
@@ -45,6 +50,7 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
   const operator = useOperator();
   const [removing, setRemoving] = useState(false);
   const under = disk.state === "flushing" || disk.state === "removing";
+  const onFlash = disk.home === "flash" || disk.home === "scratch";
   return (
     <>
       <header class="page">
@@ -59,9 +65,11 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
               </Act>
             ) : (
               <>
-                <Act act={() => post(diskPath(disk.name, "/flush"))} done={again}>
-                  Flush
-                </Act>
+                {!onFlash && (
+                  <Act act={() => post(diskPath(disk.name, "/flush"))} done={again}>
+                    Flush
+                  </Act>
+                )}
                 <button type="button" class="danger" onClick={() => setRemoving(true)}>
                   Remove…
                 </button>
@@ -72,13 +80,34 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
       </header>
       <p class="dim">
         {bytes(disk.size)}, {disk.mode}
-        {disk.read_only ? ", read-only" : ""}, on <code>{disk.origin}</code>
+        {disk.read_only ? ", read-only" : ""},{" "}
+        {(disk.legs ?? []).length > 0 ? (
+          `a mirror of ${disk.legs!.length} ${disk.legs!.length === 1 ? "leg" : "legs"}`
+        ) : onFlash ? (
+          disk.home === "flash" ? "lives on flash" : "a scratch disk on flash: empty after a crash"
+        ) : (
+          <>
+            on <code>{disk.origin}</code>
+          </>
+        )}
       </p>
+      {disk.order && (
+        <p>
+          {disk.order.in_order
+            ? `With all flash lost, its origin would be the disk as after a power cut${disk.order.upto == null ? "" : ` at ${clock(disk.order.upto)}`}.`
+            : "Its origin is not in order yet: what was dirty when the disk became ordered has to be written back first."}{" "}
+          {disk.order.behind > 0 && `It is ${seconds(disk.order.behind)} behind.`} {disk.order.late && "Writes wait for it."}
+        </p>
+      )}
       <Progress disk={disk} />
       <Ask open={removing} title={`Remove ${disk.name}?`} close={() => setRemoving(false)}>
         <p>
-          Everything dirty ({bytes(disk.dirty)}) is written to the origin first; then Hearth forgets the disk. The origin
-          stays, and is the disk.
+          {onFlash ? (
+            <strong>It lives on flash, and is gone then with everything on it.</strong>
+          ) : (
+            `Everything dirty (${bytes(disk.dirty)}) is written to the origin first; then Hearth forgets the disk. The origin
+          stays, and is the disk.`
+          )}
         </p>
         {disk.connections > 0 && (
           <Notice kind="warn">
@@ -88,13 +117,13 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
         )}
         <Act
           class="danger"
-          act={() => post(diskPath(disk.name, "/remove"), { yes: disk.connections > 0 })}
+          act={() => post(diskPath(disk.name, "/remove"), { yes: disk.connections > 0, discard_dirty: onFlash })}
           done={() => {
             setRemoving(false);
             again();
           }}
         >
-          {disk.connections > 0 ? "Cut them off and remove" : "Remove"}
+          {disk.connections > 0 ? "Cut them off and remove" : onFlash ? "Throw it away" : "Remove"}
         </Act>{" "}
         <button type="button" onClick={() => setRemoving(false)}>
           Keep it
@@ -163,17 +192,6 @@ function Rates({ name, stats, disk }: { name: string; stats: DiskStats; disk: In
   const rates = now(samples, name);
   const window = stats.spans.find((s) => s.span === span);
   const latencies = stats.latencies.find((l) => l.span === span);
-  const lines = useMemo(() => {
-    const all = series(samples, name);
-    return {
-      at: all.at,
-      requests: [
-        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.reads ?? null) },
-        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writes ?? null) },
-      ],
-      hits: [{ name: "Read hits", color: "--c1", values: all.of.map((r) => r?.hitRatio ?? null) }],
-    };
-  }, [samples, name]);
   return (
     <>
       <Tiles>
@@ -188,14 +206,7 @@ function Rates({ name, stats, disk }: { name: string; stats: DiskStats; disk: In
         <Tile label="Cached" value={bytes(stats.cached)} more={percent(disk.size > 0 ? stats.cached / disk.size : 0)} />
         <Tile label="Dirty" value={bytes(stats.dirty)} more={stats.dirty > 0 ? `for ${seconds(stats.dirty_for)}` : "clean"} />
       </Tiles>
-      <div class="columns">
-        <Card title="Requests">
-          <Chart title="Requests" at={lines.at} lines={lines.requests} show={rate} />
-        </Card>
-        <Card title="Hit ratio">
-          <Chart title="Hit ratio" at={lines.at} lines={lines.hits} show={percent} top={1} />
-        </Card>
-      </div>
+      <Over disk={name} />
       <Card
         title="Latency"
         aside={
@@ -380,19 +391,6 @@ function Who({ disk }: { disk: Info }) {
             </li>
           ))}
         </ul>
-      )}
-      {(disk.legs ?? []).length > 0 && (
-        <>
-          <h3>Legs</h3>
-          <ul>
-            {(disk.legs ?? []).map((leg) => (
-              <li key={leg.origin}>
-                <code>{leg.origin}</code>: {leg.state}
-                {leg.behind > 0 ? `, ${bytes(leg.behind)} to go` : ""} {sentence(leg.reason ?? "")} {sentence(leg.remedy ?? "")}
-              </li>
-            ))}
-          </ul>
-        </>
       )}
       {disk.link && (
         <p>

@@ -1,25 +1,55 @@
 import { useMemo } from "preact/hooks";
-import type { Disk } from "../api";
-import { bytes, byteRate, micros, percent, rate } from "../format";
+import type { Datastore } from "../api";
+import { useFolded } from "../folded";
+import { bytes, byteRate, count, micros, percent, rate } from "../format";
 import { Table, type Column } from "../parts/table";
 import { Shown, State } from "../parts/ui";
 import { now, type Rates } from "../samples";
 import { useOperator, useWorld } from "../state";
+import { storePage, StoreState } from "./datastores";
 
 interface Row {
-  disk: Disk;
+  name: string;
+  link: string;
+  state: string;
+  size: number | null;
+  mode: string;
+  cached: number | null;
+  dirty: number;
+  clients: number | null;
+  /** What a search looks at besides. */
+  origin: string;
+  /** Of a datastore, how many files are folded into this row. */
+  files?: number;
   rates: Rates | null;
   hits: number | null;
   latency: number | null;
+  store?: Datastore;
 }
 
 export const diskPage = (name: string) => `#/disks/${encodeURIComponent(name)}`;
 
+const maybe = (n: number | null) => (n === null ? "–" : bytes(n));
+
 const COLUMNS: Column<Row>[] = [
-  { name: "Name", by: (r) => r.disk.name, show: (r) => <a href={diskPage(r.disk.name)}>{r.disk.name}</a> },
-  { name: "State", by: (r) => r.disk.state, show: (r) => <State state={r.disk.state} /> },
-  { name: "Size", number: true, wide: true, by: (r) => r.disk.size, show: (r) => bytes(r.disk.size) },
-  { name: "Mode", wide: true, by: (r) => r.disk.mode, show: (r) => r.disk.mode },
+  {
+    name: "Name",
+    by: (r) => r.name,
+    show: (r) => (
+      <>
+        <a href={r.link}>{r.name}</a>
+        {r.files !== undefined && (
+          <small>
+            {" "}
+            {count(r.files)} {r.files === 1 ? "file" : "files"} of a datastore
+          </small>
+        )}
+      </>
+    ),
+  },
+  { name: "State", by: (r) => r.state, show: (r) => (r.store ? <StoreState store={r.store} /> : <State state={r.state} />) },
+  { name: "Size", number: true, wide: true, by: (r) => r.size, show: (r) => maybe(r.size) },
+  { name: "Mode", wide: true, by: (r) => r.mode, show: (r) => r.mode },
   { name: "Reads", number: true, by: (r) => r.rates?.reads ?? null, show: (r) => (r.rates ? rate(r.rates.reads) : "–") },
   { name: "Writes", number: true, by: (r) => r.rates?.writes ?? null, show: (r) => (r.rates ? rate(r.rates.writes) : "–") },
   {
@@ -31,26 +61,55 @@ const COLUMNS: Column<Row>[] = [
   },
   { name: "Hits (5 min)", number: true, by: (r) => r.hits, show: (r) => percent(r.hits) },
   { name: "Read (5 min)", number: true, wide: true, by: (r) => r.latency, show: (r) => micros(r.latency) },
-  { name: "Cached", number: true, wide: true, by: (r) => r.disk.cached, show: (r) => bytes(r.disk.cached) },
-  { name: "Dirty", number: true, by: (r) => r.disk.dirty, show: (r) => bytes(r.disk.dirty) },
-  { name: "Clients", number: true, wide: true, by: (r) => r.disk.connections, show: (r) => r.disk.connections },
+  { name: "Cached", number: true, wide: true, by: (r) => r.cached, show: (r) => maybe(r.cached) },
+  { name: "Dirty", number: true, by: (r) => r.dirty, show: (r) => bytes(r.dirty) },
+  { name: "Clients", number: true, wide: true, by: (r) => r.clients, show: (r) => r.clients ?? "–" },
 ];
 
-const search = (r: Row) => `${r.disk.name} ${r.disk.origin} ${r.disk.state} ${r.disk.mode}`;
-const id = (r: Row) => r.disk.name;
+const search = (r: Row) => `${r.name} ${r.origin} ${r.state} ${r.mode}`;
+const id = (r: Row) => r.link;
 
 export function Disks() {
-  const { disks, stats, samples } = useWorld();
+  const { disks, stores, stats, samples } = useWorld();
   const operator = useOperator();
+  const folded = useFolded(stores.data);
   const rows = useMemo(() => {
     const spans = new Map(stats.data?.disks.map((d) => [d.name, d.spans.find((s) => s.span === "5min")]));
-    return (disks.data ?? []).map((disk) => ({
-      disk,
+    const all: Row[] = (disks.data ?? []).map((disk) => ({
+      name: disk.name,
+      link: diskPage(disk.name),
+      state: disk.state,
+      size: disk.size,
+      mode: disk.home === "scratch" ? "scratch" : disk.mode,
+      cached: disk.cached,
+      dirty: disk.dirty,
+      clients: disk.connections,
+      origin: disk.origin,
       rates: now(samples, disk.name),
       hits: spans.get(disk.name)?.ratios.read_hit_ratio ?? null,
       latency: spans.get(disk.name)?.ratios.read_mean_us ?? null,
     }));
-  }, [disks.data, stats.data, samples]);
+    for (const store of stores.data ?? []) {
+      const of = folded.get(store.name);
+      all.push({
+        name: store.name,
+        link: storePage(store.name),
+        state: store.served ? "served" : "not served",
+        size: of?.size ?? null,
+        mode: "datastore",
+        cached: of?.cached ?? null,
+        dirty: store.dirty,
+        clients: null,
+        origin: store.directory,
+        files: store.disks,
+        rates: of?.rates ?? null,
+        hits: of?.lately?.hitRatio ?? null,
+        latency: of?.lately?.readUs ?? null,
+        store,
+      });
+    }
+    return all;
+  }, [disks.data, stores.data, folded, stats.data, samples]);
   return (
     <>
       <header class="page">
@@ -64,7 +123,8 @@ export function Disks() {
       <Shown
         live={disks}
         empty={(all) =>
-          all.length === 0 && (
+          all.length === 0 &&
+          (stores.data ?? []).length === 0 && (
             <>
               <p>There are no disks yet.</p>
               <p>

@@ -1,12 +1,10 @@
-import { useMemo } from "preact/hooks";
 import type { Stats } from "../api";
-import { bytes, byteRate, digits, micros, percent, rate, seconds } from "../format";
+import { bytes, digits, micros, percent, seconds } from "../format";
 import { reasons, type Reason } from "../health";
 import { useLive } from "../live";
 import { mood, type Condition, type Report } from "../monitor";
-import { Chart } from "../parts/chart";
+import { Over } from "../parts/over";
 import { Bar, Card, sentence, Shown, Tile, Tiles } from "../parts/ui";
-import { series } from "../samples";
 import { useWorld } from "../state";
 
 export function Overview() {
@@ -40,8 +38,9 @@ function listed(report: Report): Reason[] {
       .filter((r) => r.condition !== "healthy")
       .map((r) => ({
         rank: order.indexOf(r.condition),
-        severity: mood(r.condition) === "bad" ? ("bad" as const) : ("warn" as const),
-        what: item.kind === "disk" ? r.what : `${item.name}: ${r.what}`,
+        severity: r.condition === "failed" ? ("bad" as const) : r.condition === "unknown" ? ("info" as const) : ("warn" as const),
+        what: r.what,
+        of: item.kind === "disk" ? undefined : item.name,
         remedy: r.remedy ?? "",
         disk: item.kind === "disk" ? item.name : undefined,
       })),
@@ -54,13 +53,13 @@ function Health({ wrong, as }: { wrong: Reason[]; as?: Condition }) {
   const condition = as ?? found;
   return (
     <Card title="Health" aside={<span class={`state ${mood(condition)}`}>{condition}</span>}>
-      {wrong.length === 0 ? (
-        <p>Nothing is wrong.</p>
-      ) : (
+      {condition === "healthy" && <p>Nothing is wrong.</p>}
+      {wrong.length > 0 && (
         <ul class="reasons">
           {wrong.map((r, i) => (
             <li key={i} class={r.severity}>
-              {r.disk && <a href={`#/disks/${encodeURIComponent(r.disk)}`}>{r.disk}</a>} <strong>{sentence(r.what)}</strong>{" "}
+              {r.disk && <a href={`#/disks/${encodeURIComponent(r.disk)}`}>{r.disk}</a>} {r.of && <code>{r.of}</code>}{" "}
+              <strong>{sentence(r.what)}</strong>{" "}
               {sentence(r.remedy)}
             </li>
           ))}
@@ -105,46 +104,6 @@ function Verdict({ stats }: { stats: Stats }) {
         <Tile label="Mean write" value={micros(span.ratios.write_mean_us)} more={`${micros(span.ratios.uncached_write_us)} without the cache`} />
       </Tiles>
     </Card>
-  );
-}
-
-function Over() {
-  const { samples } = useWorld();
-  const lines = useMemo(() => {
-    const all = series(samples);
-    return {
-      at: all.at,
-      hits: [{ name: "Read hits", color: "--c1", values: all.of.map((r) => r?.hitRatio ?? null) }],
-      latency: [
-        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.readUs ?? null) },
-        { name: "Reads without the cache (5 min)", color: "--c3", values: all.without },
-        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writeUs ?? null) },
-      ],
-      bytes: [
-        { name: "Read", color: "--c1", values: all.of.map((r) => r?.readBytes ?? null) },
-        { name: "Written", color: "--c2", values: all.of.map((r) => r?.writeBytes ?? null) },
-      ],
-      requests: [
-        { name: "Reads", color: "--c1", values: all.of.map((r) => r?.reads ?? null) },
-        { name: "Writes", color: "--c2", values: all.of.map((r) => r?.writes ?? null) },
-      ],
-    };
-  }, [samples]);
-  return (
-    <div class="columns">
-      <Card title="Hit ratio">
-        <Chart title="Hit ratio" at={lines.at} lines={lines.hits} show={percent} top={1} />
-      </Card>
-      <Card title="Latency">
-        <Chart title="Latency" at={lines.at} lines={lines.latency} show={micros} />
-      </Card>
-      <Card title="Throughput">
-        <Chart title="Throughput" at={lines.at} lines={lines.bytes} show={byteRate} />
-      </Card>
-      <Card title="Requests">
-        <Chart title="Requests" at={lines.at} lines={lines.requests} show={rate} />
-      </Card>
-    </div>
   );
 }
 

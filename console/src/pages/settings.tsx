@@ -2,10 +2,10 @@
 import { useState } from "preact/hooks";
 import { diskPath, Failure, patch, type Disk } from "../api";
 import { bytes, parseSize, typedSize } from "../format";
-import { Card, Field, Notice, Said } from "../parts/ui";
+import { Act, Card, Field, Notice, Said } from "../parts/ui";
 import { useOperator } from "../state";
 
-const MODES = ["write-back", "write-through", "write-around", "off"] as const;
+export const MODES = ["write-back", "write-back-ordered", "write-through", "write-around", "off"] as const;
 const BLOCKS = [4, 8, 16, 32, 64, 128, 256, 512, 1024].map((k) => k * 1024);
 
 interface Typed {
@@ -17,9 +17,11 @@ interface Typed {
   auto: boolean;
   origin_timeout: string;
   clients: string;
+  max_age: string;
+  size: string;
 }
 
-const SIZES = ["min", "max", "seq_cutoff"] as const;
+const SIZES = ["min", "max", "seq_cutoff", "size"] as const;
 
 const asTyped = (disk: Disk): Typed => ({
   mode: disk.mode,
@@ -30,6 +32,8 @@ const asTyped = (disk: Disk): Typed => ({
   auto: disk.auto,
   origin_timeout: String(disk.origin_timeout),
   clients: String(disk.client_limit),
+  max_age: String(disk.max_age ?? 0),
+  size: typedSize(disk.size),
 });
 
 /** What was changed, as the API takes it; or what is not understood. */
@@ -44,7 +48,7 @@ function changed(was: Typed, is: Typed): { body: Record<string, unknown> } | { w
     body[name] = size;
   }
   if (is.auto !== was.auto) body.auto = is.auto;
-  for (const name of ["origin_timeout", "clients"] as const) {
+  for (const name of ["origin_timeout", "clients", "max_age"] as const) {
     if (is[name] === was[name]) continue;
     const value = Number(is[name]);
     if (is[name].trim() === "" || !Number.isFinite(value)) return { wrong: `“${is[name]}” is no number` };
@@ -60,6 +64,7 @@ export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
   const [busy, setBusy] = useState(false);
   const was = asTyped(disk);
   const is = typed ?? was;
+  const onOrigin = disk.home === undefined || disk.home === "origin";
   const put = (more: Partial<Typed>) => {
     setTyped({ ...is, ...more });
     say(null);
@@ -117,6 +122,16 @@ export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
           <Field label="Sequential reads longer than this are not cached" hint="0: all are">
             <input value={is.seq_cutoff} onInput={(e) => put({ seq_cutoff: e.currentTarget.value })} />
           </Field>
+          {is.mode === "write-back-ordered" && (
+            <Field label="Seconds the origin may lack something that was flushed" hint="0: no limit; then writes wait">
+              <input inputMode="decimal" value={is.max_age} onInput={(e) => put({ max_age: e.currentTarget.value })} />
+            </Field>
+          )}
+          {!onOrigin && (
+            <Field label="Size" hint="Of a disk that lives on flash; the guest has to be told by itself">
+              <input value={is.size} onInput={(e) => put({ size: e.currentTarget.value })} />
+            </Field>
+          )}
           <Field label="Seconds to wait for the origin's server">
             <input inputMode="decimal" value={is.origin_timeout} onInput={(e) => put({ origin_timeout: e.currentTarget.value })} />
           </Field>
@@ -133,6 +148,14 @@ export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
                   As it was
                 </button>
               )}
+            </p>
+          )}
+          {operator && onOrigin && (
+            <p>
+              Has the origin grown?{" "}
+              <Act act={() => patch(diskPath(disk.name), { size_from_origin: true })} done={again}>
+                Take over its size
+              </Act>
             </p>
           )}
         </fieldset>

@@ -1,5 +1,5 @@
 // Lines over time. They are drawn on a canvas, which nobody can read who does not see it: so the newest values are
-// its label, and a table of the last minutes folds out below.
+// its label, and a table of the newest folds out below.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
@@ -13,6 +13,18 @@ export interface Line {
 }
 
 const HEIGHT = 190;
+
+const DAY = 86400;
+
+/** Times as they are told apart: with seconds over hours, with the day over days. */
+function stamp(at: number, long: boolean): string {
+  const date = new Date(at * 1000);
+  return long
+    ? date.toLocaleString("sv", { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" })
+    : date.toLocaleTimeString("sv");
+}
+
+const isLong = (at: number[]) => at.length > 1 && at[at.length - 1]! - at[0]! > DAY;
 
 /** A minute at least, and now if there is nothing yet. */
 function span(_: uPlot, min: number | null, max: number | null): [number, number] {
@@ -38,11 +50,11 @@ function make(host: HTMLElement, lines: Line[], show: (n: number) => string, top
       legend: { show: true, live: true },
       scales: { x: { range: span }, y: { range: (_, __, max) => [0, top ?? (max > 0 ? max * 1.1 : 1)] } },
       axes: [
-        { ...axis, values: (_, at) => at.map((s) => new Date(s * 1000).toLocaleTimeString("sv", { hour: "2-digit", minute: "2-digit", second: "2-digit" })), space: 80 },
+        { ...axis, values: (plot, at) => at.map((s) => stamp(s, isLong(plot.data[0] as number[]))), space: 90 },
         { ...axis, values: (_, at) => at.map(show), size: 74 },
       ],
       series: [
-        { label: "Time", value: (_, s) => (s == null ? "–" : new Date(s * 1000).toLocaleTimeString("sv")) },
+        { label: "Time", value: (plot, s) => (s == null ? "–" : stamp(s, isLong(plot.data[0] as number[]))) },
         ...lines.map((line) => ({
           label: line.name,
           stroke: color(line.color),
@@ -119,7 +131,7 @@ export function Chart({
           <tbody>
             {rows.map((i) => (
               <tr key={at[i]}>
-                <td>{new Date(at[i]! * 1000).toLocaleTimeString("sv")}</td>
+                <td>{stamp(at[i]!, isLong(at))}</td>
                 {lines.map((l) => (
                   <td key={l.name} class="number">
                     {l.values[i] == null ? "–" : show(l.values[i]!)}

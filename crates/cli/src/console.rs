@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearth_console::{Accounts, Config, Home, Role, Settings, TlsFiles};
+use hearth_console::{Accounts, Config, Home, Role, Settings, TlsFiles, What};
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::rundir::api_socket;
 use hearth_fault::Fault;
@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::args::{
     Console, ConsoleAccount, ConsoleEnable, ConsoleOpen, ConsoleRole, Global, Hypervisor, StateDir,
 };
-use crate::{Failure, Outcome, attach, print_json};
+use crate::{Failure, Outcome, attach, mount, print_json};
 
 impl From<ConsoleRole> for Role {
     fn from(role: ConsoleRole) -> Role {
@@ -281,15 +281,25 @@ fn config(context: &Context) -> Config {
         run_dir: Some(dir.clone()),
         json: true,
     };
-    let attach = move |disk: &str, hypervisor: &str| {
-        let all = [Hypervisor::Qemu, Hypervisor::Libvirt, Hypervisor::Proxmox];
-        let Some(hypervisor) = all.into_iter().find(|h| h.word() == hypervisor) else {
-            return Err(Fault::new(
-                format!("{hypervisor:?} is no hypervisor"),
+    let attach = move |what: What, name: &str, hypervisor: &str| {
+        let (all, ask) = match what {
+            What::Disk => (
+                [Hypervisor::Qemu, Hypervisor::Libvirt, Hypervisor::Proxmox],
                 "ask for qemu, libvirt or proxmox",
-            ));
+            ),
+            What::Datastore => (
+                [Hypervisor::Esxi, Hypervisor::Linux, Hypervisor::Proxmox],
+                "ask for esxi, linux or proxmox",
+            ),
         };
-        attach::of_disk(&global, disk, hypervisor).map_err(Fault::from)
+        let Some(hypervisor) = all.into_iter().find(|h| h.word() == hypervisor) else {
+            return Err(Fault::new(format!("{hypervisor:?} is not known here"), ask));
+        };
+        match what {
+            What::Disk => attach::of_disk(&global, name, hypervisor),
+            What::Datastore => mount::of_datastore(&global, name, hypervisor),
+        }
+        .map_err(Fault::from)
     };
     Config {
         home: Home::new(&context.state.path("")),

@@ -10,6 +10,7 @@ use hearth_monitor::alerts::{Alerting, Beating};
 use hearth_monitor::collect::Collecting;
 use hearth_monitor::health::{Judging, Verdict};
 use hearth_monitor::history::Remembering;
+use hearth_monitor::memory::Telling;
 use hearth_monitor::{Options, Part};
 use serde::Deserialize;
 
@@ -33,7 +34,7 @@ pub fn run(global: &Global, args: Monitor) -> Outcome {
             .state_dir
             .map(|dir| std::path::absolute(&dir).unwrap_or(dir)),
         control_group: args.control_group,
-        parts: parts(alerts),
+        parts: parts(global, alerts),
     })?)
 }
 
@@ -46,7 +47,7 @@ pub fn config(given: Option<&Path>) -> Result<AlertsConfig, Error> {
 }
 
 /// What the second service does besides watching the daemon. Another part is another line here.
-fn parts(alerts: AlertsConfig) -> Vec<Arc<dyn Part>> {
+fn parts(global: &Global, alerts: AlertsConfig) -> Vec<Arc<dyn Part>> {
     let collecting = Collecting::default();
     let verdict = Verdict::default();
     let judging = Judging {
@@ -61,6 +62,9 @@ fn parts(alerts: AlertsConfig) -> Vec<Arc<dyn Part>> {
         Arc::new(collecting),
         Arc::new(judging),
         Arc::new(Arc::new(Remembering::default())),
+        Arc::new(Telling {
+            dir: hearth_memory_host::run_dir(&global.dir()),
+        }),
         Arc::new(console::Shown),
     ];
     if let Some(url) = alerts.heartbeat_url.clone() {

@@ -42,6 +42,17 @@ pub fn run(global: &Global, name: &str, hypervisor: Hypervisor) -> Outcome {
     Ok(())
 }
 
+/// What to type to mount a datastore, as `--json` prints it.
+pub fn of_datastore(
+    global: &Global,
+    name: &str,
+    hypervisor: Hypervisor,
+) -> Result<serde_json::Value, Error> {
+    let info: DatastoreInfo = Client::new(&global.dir()).get(&datastore_path(name, ""))?;
+    serde_json::to_value(help(&info, hypervisor)?)
+        .map_err(|e| Error::internal(format!("cannot print an answer as JSON: {e}")))
+}
+
 fn plain_lines(text: &str) -> String {
     let lines: Vec<String> = text.lines().map(plain).collect();
     lines.join("\n")

@@ -42,6 +42,10 @@ enum Look {
     Leg,
     /// `file` is made.
     Recording,
+    /// `new` becomes a flash device; with `size` it is made.
+    Flash,
+    /// Who may come to a datastore, and where it is served, is not for here.
+    Datastore,
     /// Files that an image names would be opened.
     Settings,
 }
@@ -96,6 +100,8 @@ const fn watch(method: Method, path: &'static str, role: Role) -> Rule {
 
 const RULES: &[Rule] = &[
     see("/v1/pool"),
+    see("/v1/pool/flash"),
+    see("/v1/swap"),
     see("/v1/stats"),
     see("/v1/disks"),
     see("/v1/disks/*"),
@@ -106,10 +112,14 @@ const RULES: &[Rule] = &[
     see("/v1/events"),
     see("/v1/datastores"),
     see("/v1/datastores/*"),
+    see("/v1/datastores/*/files"),
+    see("/v1/datastores/*/advice"),
     see("/v1/openapi.json"),
     watch(Method::GET, "/v1/health", Role::Viewer),
     watch(Method::GET, "/v1/alerts", Role::Viewer),
     watch(Method::POST, "/v1/alerts/test", Role::Operator),
+    watch(Method::GET, "/v1/history", Role::Viewer),
+    watch(Method::GET, "/v1/memory", Role::Viewer),
     order("/v1/disks", Look::Origin),
     Rule {
         method: Method::PATCH,
@@ -123,12 +133,22 @@ const RULES: &[Rule] = &[
     order("/v1/disks/*/remove", Look::Nothing),
     order("/v1/disks/*/accept-loss", Look::Nothing),
     order("/v1/disks/*/mirror", Look::Leg),
+    order("/v1/disks/*/scrub", Look::Nothing),
     order("/v1/disks/*/recording", Look::Recording),
     order("/v1/disks/*/recording/stop", Look::Nothing),
     order("/v1/disks/*/histogram/reset", Look::Nothing),
     order("/v1/disks/*/advice/apply", Look::Nothing),
     order("/v1/advice/apply", Look::Nothing),
+    order("/v1/pool/flash", Look::Flash),
+    order("/v1/pool/flash/cancel", Look::Nothing),
     order("/v1/datastores/*/flush", Look::Nothing),
+    Rule {
+        method: Method::PATCH,
+        to: To::Daemon,
+        path: "/v1/datastores/*",
+        role: Role::Operator,
+        look: Look::Datastore,
+    },
 ];
 
 /// A call that is let through.
@@ -259,20 +279,41 @@ impl Call {
             let what = "the console lets no image open other files";
             return Err(Fault::new(what, deeper));
         }
-        let (field, check): (_, Check) = match self.look {
-            Look::Origin => ("origin", paths::origin),
-            Look::Leg => ("add", paths::origin),
-            Look::Recording => ("file", paths::new_file),
-            Look::Settings | Look::Nothing => return Ok(body),
-        };
-        match fields.get(field) {
-            None | Some(Value::Null) => return Ok(body),
-            Some(Value::String(text)) => {
-                let found = check(settings, text)?;
-                fields.insert(field.to_owned(), Value::String(found));
-            }
-            Some(_) => return Err(Fault::new(format!("`{field}` is no text"), see)),
+        let given = |name: &str| (fields.get(name)).is_some_and(|v| !v.is_null());
+        if self.look == Look::Flash
+            && fields
+                .get("force")
+                .is_some_and(|v| *v != Value::Bool(false))
+        {
+            let what = "the console overwrites nothing that is on a device";
+            return Err(Fault::new(
+                what,
+                "take the device with hearth pool on the host",
+            ));
         }
+        if self.look == Look::Datastore && (given("clients") || given("listen")) {
+            let what = "the console does not say who may come to a datastore";
+            return Err(Fault::new(what, "use hearth datastore set on the host"));
+        }
+        let named: Option<(&str, Check)> = match self.look {
+            Look::Origin => Some(("origin", paths::origin)),
+            Look::Leg => Some(("add", paths::origin)),
+            Look::Recording => Some(("file", paths::new_file)),
+            Look::Flash if given("size") => Some(("new", paths::new_file)),
+            Look::Flash => Some(("new", paths::flash)),
+            Look::Settings | Look::Datastore | Look::Nothing => None,
+        };
+        if let Some((field, check)) = named {
+            match fields.get(field) {
+                None | Some(Value::Null) => {}
+                Some(Value::String(text)) => {
+                    let found = check(settings, text)?;
+                    fields.insert(field.to_owned(), Value::String(found));
+                }
+                Some(_) => return Err(Fault::new(format!("`{field}` is no text"), see)),
+            }
+        }
+        // Put together anew, so that what was looked at is what is passed on: a field given twice is there once.
         serde_json::to_vec(&value)
             .map(Bytes::from)
             .map_err(|e| Fault::bare(format!("the request cannot be passed on: {e}")))
@@ -449,6 +490,22 @@ mod tests {
             ),
             ("/v1/disks/a/mirror", "{\"add\":\"/etc/passwd\"}".to_owned()),
             ("/v1/disks/a/recording", "{\"file\":\"/etc/x\"}".to_owned()),
+            (
+                "/v1/pool/flash",
+                "{\"action\":\"add\",\"new\":\"/dev/sda\"}".to_owned(),
+            ),
+            (
+                "/v1/pool/flash",
+                format!("{{\"new\":\"qcow2:{root}/a.raw\"}}"),
+            ),
+            (
+                "/v1/pool/flash",
+                "{\"new\":\"/etc/x\",\"size\":1048576}".to_owned(),
+            ),
+            (
+                "/v1/pool/flash",
+                format!("{{\"new\":\"{root}/a.raw\",\"force\":true}}"),
+            ),
         ] {
             assert!(
                 body(Method::POST, path, text.clone()).is_err(),
@@ -461,6 +518,24 @@ mod tests {
         assert!(!twice.contains("passwd"), "{twice}");
         let backing = "{\"allow_backing\":true}".to_owned();
         assert!(body(Method::PATCH, "/v1/disks/a", backing).is_err());
+        let flash = format!("{{\"new\":\"{root}/l.raw\"}}");
+        assert_eq!(
+            body(Method::POST, "/v1/pool/flash", flash),
+            Ok(format!("{{\"new\":\"{root}/a.raw\"}}"))
+        );
+        let made = format!("{{\"new\":\"{root}/new\",\"size\":1048576}}");
+        assert!(body(Method::POST, "/v1/pool/flash", made).is_ok());
+        let twice = "{\"clients\":[],\"clients\":null}".to_owned();
+        let twice = body(Method::PATCH, "/v1/datastores/a", twice);
+        assert_eq!(twice, Ok("{\"clients\":null}".to_owned()));
+        for open in ["{\"clients\":[]}", "{\"listen\":\"0.0.0.0:2049\"}"] {
+            assert!(body(Method::PATCH, "/v1/datastores/a", open.to_owned()).is_err());
+        }
+        let hold = "{\"hold\":true}".to_owned();
+        assert_eq!(
+            body(Method::PATCH, "/v1/datastores/a", hold.clone()),
+            Ok(hold)
+        );
         let mode = "{\"mode\":\"off\"}".to_owned();
         assert_eq!(body(Method::PATCH, "/v1/disks/a", mode.clone()), Ok(mode));
     }

@@ -34,6 +34,6 @@ pub use accounts::{Account, Accounts, Role};
 pub use assets::built;
 pub use links::{GOOD_FOR as LINK_GOOD_FOR, make as make_link};
 pub use listen::run;
-pub use server::{Attach, Config, router};
+pub use server::{Attach, Config, What, router};
 pub use sessions::{IDLE, WHOLE};
 pub use settings::{Home, LISTEN, Settings, TlsFiles};

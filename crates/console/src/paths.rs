@@ -73,6 +73,11 @@ pub(crate) fn origin(settings: &Settings, text: &str) -> Result<String, Fault> {
     Err(refused(format!("{text:?} is nothing the console opens")))
 }
 
+/// A flash device somebody wants to add: a file that is there, or a listed device, and no form of an image.
+pub(crate) fn flash(settings: &Settings, text: &str) -> Result<String, Fault> {
+    Ok(file(settings, Path::new(text))?.display().to_string())
+}
+
 /// A file or listed device.
 fn file(settings: &Settings, path: &Path) -> Result<PathBuf, Fault> {
     let real = allowed(settings, path)?;

@@ -36,8 +36,17 @@ const TOKEN: &str = "hearth-token";
 /// The header of requests that nobody's hand made.
 const PASSIVE: &str = "hearth-passive";
 
-/// Tells how a disk is attached to the guests of a hypervisor.
-pub type Attach = Arc<dyn Fn(&str, &str) -> Result<Value, Fault> + Send + Sync>;
+/// What somebody wants to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A disk, by guests.
+    Disk,
+    /// A datastore, by hosts.
+    Datastore,
+}
+
+/// Tells what to type to use something of this name, for guests or hosts of a kind.
+pub type Attach = Arc<dyn Fn(What, &str, &str) -> Result<Value, Fault> + Send + Sync>;
 
 /// What a console needs.
 #[derive(Clone)]
@@ -48,7 +57,7 @@ pub struct Config {
     pub socket: PathBuf,
     /// The socket of the second service, which knows of health and alerts.
     pub monitor: PathBuf,
-    /// How disks are attached, if that is known.
+    /// How disks and datastores are used, if that is known.
     pub attach: Option<Attach>,
 }
 
@@ -160,7 +169,12 @@ impl Console {
             }
             (&Method::GET, "/console/browse") => self.browse(&who, query).await,
             (&Method::GET, p) if p.starts_with("/console/attach/") => {
-                self.attach(&p["/console/attach/".len()..], query).await
+                let name = &p["/console/attach/".len()..];
+                self.attach(What::Disk, name, query).await
+            }
+            (&Method::GET, p) if p.starts_with("/console/mount/") => {
+                let name = &p["/console/mount/".len()..];
+                self.attach(What::Datastore, name, query).await
             }
             (method, path) => match forward::call(who.role, method, path, query) {
                 Ok(call) => match whole(body).await {
@@ -367,17 +381,17 @@ impl Console {
         }
     }
 
-    async fn attach(&self, disk: &str, query: Option<&str>) -> Response {
+    async fn attach(&self, what: What, name: &str, query: Option<&str>) -> Response {
         let hypervisor = query.and_then(|q| q.strip_prefix("for="));
-        let (Some(attach), Some(hypervisor), Some(disk)) = (
+        let (Some(attach), Some(hypervisor), Some(name)) = (
             self.config.attach.clone(),
             hypervisor,
-            forward::unescape(disk),
+            forward::unescape(name),
         ) else {
             return not_found();
         };
         let hypervisor = hypervisor.to_owned();
-        let text = tokio::task::spawn_blocking(move || attach(&disk, &hypervisor));
+        let text = tokio::task::spawn_blocking(move || attach(what, &name, &hypervisor));
         match text.await {
             Ok(Ok(text)) => Json(text).into_response(),
             Ok(Err(fault)) => bad(&fault),

@@ -15,7 +15,7 @@ mod qmp;
 mod run;
 mod store;
 
-pub use look::{Eyes, Places};
+pub use look::{Eyes, Places, host};
 pub use run::{Options, run, undo};
 pub use store::{RunDir, run_dir, status};
 

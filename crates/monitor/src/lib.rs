@@ -19,6 +19,7 @@ pub mod events;
 pub mod facts;
 pub mod health;
 pub mod history;
+pub mod memory;
 pub mod part;
 pub mod run;
 mod serve;

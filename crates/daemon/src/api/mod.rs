@@ -9,6 +9,7 @@ pub mod flash;
 pub mod listen;
 pub mod server;
 pub mod stats;
+pub mod swap;
 pub mod types;
 pub mod upgrade;
 mod watching;

@@ -26,6 +26,7 @@ use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use super::flash::{FlashChange, FlashState};
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
+use super::swap::SwapInfo;
 use super::types::{
     DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, MirrorSet, PoolExport, PoolInfo,
     ScrubSet,
@@ -49,6 +50,8 @@ pub trait Control: Send + Sync + 'static {
     fn change_flash(&self, request: &FlashChange) -> Result<FlashState>;
     /// Calls that off.
     fn cancel_flash(&self) -> Result<()>;
+    /// What the host swaps to of what Hearth made.
+    fn swap(&self) -> Result<SwapInfo>;
     /// Begins to write everything dirty to the origins, and then to stop.
     fn export_pool(&self, how: PoolExport) -> Result<()>;
     /// All disks, by name.
@@ -514,6 +517,7 @@ fn api() -> OpenApiRouter<Panel> {
         .merge(super::datastores::routes())
         .merge(super::events::routes())
         .merge(super::flash::routes())
+        .merge(super::swap::routes())
         .merge(super::watching::routes())
         .merge(super::upgrade::routes())
 }

@@ -23,6 +23,7 @@ use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileRepo
 use crate::api::flash::{FlashChange, FlashState};
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
+use crate::api::swap::SwapInfo;
 use crate::api::types::{
     DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, MirrorSet, PoolExport, PoolInfo, ScrubSet,
     Trust,
@@ -551,6 +552,10 @@ impl Control for Arc<Daemon> {
 
     fn cancel_flash(&self) -> Result<()> {
         Daemon::cancel_flash(self)
+    }
+
+    fn swap(&self) -> Result<SwapInfo> {
+        super::swap::info(&self.state_dir)
     }
 
     fn upgrade_state(&self) -> UpgradeState {

@@ -30,6 +30,7 @@ mod reshape;
 mod rooms;
 mod slot;
 mod stop;
+mod swap;
 mod trouble;
 mod upgrade;
 mod watch;
