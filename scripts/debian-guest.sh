@@ -6,7 +6,8 @@
 # of `boot_guest` are shown without it.
 
 PACKAGES=(systemd systemd-sysv udev dbus linux-image-cloud-amd64 python3 e2fsprogs fdisk kmod less iproute2 procps
-    qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients fio libnbd-bin nbd-client smartmontools)
+    qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients fio libnbd-bin nbd-client smartmontools
+    mdadm lvm2 thin-provisioning-tools openssl python3-aiosmtpd)
 DISK=140G
 FLASH=4G
 MEMORY=3G

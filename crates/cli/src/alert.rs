@@ -113,7 +113,9 @@ fn list(global: &Global, client: &Client) -> Outcome {
             plain(&a.name),
             plain(&a.reason.what)
         );
-        if !a.reason.remedy.is_empty() {
+        if let Some(how) = &a.mending {
+            println!("    {}", plain(how));
+        } else if !a.reason.remedy.is_empty() {
             println!("    {}", plain(&a.reason.remedy));
         }
     }
