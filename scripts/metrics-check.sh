@@ -65,9 +65,9 @@ YML
 "$prometheus" --config.file="$dir/prometheus.yml" --storage.tsdb.path="$dir/tsdb" --web.listen-address="127.0.0.1:$port" \
     --log.level=warn 2>"$dir/prometheus.log" &
 started+=($!)
-# One question each: the scrape came, histograms are read as such, and a rule over several scrapes has a value.
+# The scrape came, health is in it, and a histogram is read as one.
 for question in 'up{job="hearth"} == 1' 'hearth_disk_up{disk="vm1"} == 1' 'hearth_health{kind="daemon"} == 0' \
-    'count(hearth_disk_request_latency_seconds_bucket{disk="vm1"}) > 10' 'count({__name__=~"hearth:.+"}) > 0'; do
+    'count(hearth_disk_request_duration_seconds_bucket{disk="vm1", le="+Inf"}) > 0'; do
     answer=
     for _ in {1..600}; do
         answer=$("$promtool" query instant "http://127.0.0.1:$port" "$question" 2>/dev/null || true)
@@ -76,4 +76,11 @@ for question in 'up{job="hearth"} == 1' 'hearth_disk_up{disk="vm1"} == 1' 'heart
     done
     [[ -n $answer ]] || { cat "$dir/prometheus.log"; die "Prometheus has no answer to $question"; }
 done
+python3 - "http://127.0.0.1:$port/api/v1/rules" <<'PY' || die "Prometheus does not take the rules"
+import json, sys, urllib.request
+groups = json.load(urllib.request.urlopen(sys.argv[1]))["data"]["groups"]
+rules = [rule for group in groups for rule in group["rules"]]
+wrong = [rule for rule in rules if rule["health"] == "err"]
+assert len(rules) > 10 and not wrong, (len(rules), wrong)
+PY
 say "promtool has nothing against the rules, and Prometheus keeps $(grep -vc '^#' "$dir/page") series"
