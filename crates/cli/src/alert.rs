@@ -62,7 +62,7 @@ pub fn run(global: &Global, command: &Alert) -> Outcome {
 
 /// Tells that a unit has failed, without the second service, whose failure it may be.
 fn failed(unit: &str, config: Option<&std::path::Path>) -> Outcome {
-    let config = crate::monitor::config(config)?;
+    let config = crate::monitor::config(config)?.alerts;
     let now = now_ms();
     let entry = Entry {
         news: News::Happened,
