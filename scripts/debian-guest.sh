@@ -103,7 +103,7 @@ boot_guest() {
     local drive=if=virtio,discard=unmap,detect-zeroes=unmap,cache=unsafe,aio=threads
     timeout "$LIMIT" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$MEMORY" \
         -nodefaults -display none -no-reboot -serial stdio \
-        -kernel "$image.kernel" -initrd "$image.initrd" -append "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=no systemd.mask=serial-getty@ttyS0.service" \
+        -kernel "$image.kernel" -initrd "$image.initrd" -append "root=/dev/vda rw console=ttyS0 quiet panic=1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service" \
         -drive "file=$work/root.qcow2,format=qcow2,$drive" \
         -drive "file=$work/flash.img,format=raw,$drive" \
         -drive "file=$work/lab.img,format=raw,if=virtio,readonly=on" "${GUEST_ARGS[@]}" \

@@ -120,7 +120,6 @@ impl Part for Scraped {
                 let _ = TcpStream::connect(at);
             })
             .map_err(|e| Error::internal(format!("cannot start a thread: {e}")))?;
-        tracing::info!("metrics are at http://{at}/metrics");
         let source = Source::new(&context.run_dir);
         serve(&source, &listener, || context.stop.is_told());
         Ok(())
