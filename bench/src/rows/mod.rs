@@ -38,7 +38,6 @@ pub struct Row {
 /// Rows of a smoke run: one of every kind.
 pub const SMOKE: &[&str] = &[
     "read-qd24",
-    "watched",
     "write-qd24",
     "flush-qd1",
     "wt-qd24",
