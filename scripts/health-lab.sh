@@ -3,7 +3,7 @@
 # pulled out, and a drive that says it is dying. Hearth's package judges it, and tells by mail. What is done there is in
 # scripts/health-lab/start.
 #
-# Needs root and 3 GiB of disk; takes eight minutes, and one more the first time. HEARTH_BIN=FILE packages that
+# Needs root and 3 GiB of disk; takes some minutes, and one more the first time. HEARTH_BIN=FILE packages that
 # binary instead of building one.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
