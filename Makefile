@@ -7,7 +7,7 @@ MINUTES ?= 10
 LAB_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help run build test sim kill9 guest-lab remote-lab ceph-lab docs-lab fuzz lab bench bench-vm deb dist package-lab
+.PHONY: help run build test sim kill9 guest-lab remote-lab ceph-lab docs-lab fuzz lab bench bench-vm deb dist package-lab health-lab
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
@@ -22,6 +22,7 @@ help:
 	@echo "make ceph-lab            tests with RBD images on a small Ceph cluster of its own; needs root"
 	@echo "make docs-lab            README and other documents run as written, in a guest; needs root"
 	@echo "make package-lab         the Debian package installed, upgraded, removed in a guest; needs root"
+	@echo "make health-lab          arrays and drives that fail, and the mails about them, in a guest; needs root"
 	@echo "make fuzz MINUTES=10     each fuzz target for so many minutes"
 	@echo "make lab                 all that takes too long for make test, one after the other: hours"
 	@echo "make bench               the table of docs/benchmarks.md (BENCH_ARGS=--help for more)"
@@ -71,6 +72,10 @@ ceph-lab:
 package-lab:
 	@scripts/setup.sh test
 	@scripts/package-lab.sh
+
+health-lab:
+	@scripts/setup.sh test
+	@scripts/health-lab.sh
 
 docs-lab:
 	@scripts/setup.sh test

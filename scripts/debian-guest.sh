@@ -6,7 +6,8 @@
 # of `boot_guest` are shown without it.
 
 PACKAGES=(systemd systemd-sysv udev dbus linux-image-cloud-amd64 python3 e2fsprogs fdisk kmod less iproute2 procps
-    qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients fio libnbd-bin nbd-client smartmontools)
+    qemu-system-x86 qemu-utils libvirt-daemon-system libvirt-clients fio libnbd-bin nbd-client smartmontools
+    mdadm lvm2 thin-provisioning-tools openssl python3-aiosmtpd)
 DISK=140G
 FLASH=4G
 MEMORY=3G
@@ -102,7 +103,7 @@ boot_guest() {
     local drive=if=virtio,discard=unmap,detect-zeroes=unmap,cache=unsafe,aio=threads
     timeout "$LIMIT" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$MEMORY" \
         -nodefaults -display none -no-reboot -serial stdio \
-        -kernel "$image.kernel" -initrd "$image.initrd" -append "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=no systemd.mask=serial-getty@ttyS0.service" \
+        -kernel "$image.kernel" -initrd "$image.initrd" -append "root=/dev/vda rw console=ttyS0 quiet panic=1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service" \
         -drive "file=$work/root.qcow2,format=qcow2,$drive" \
         -drive "file=$work/flash.img,format=raw,$drive" \
         -drive "file=$work/lab.img,format=raw,if=virtio,readonly=on" "${GUEST_ARGS[@]}" \

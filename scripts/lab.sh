@@ -27,7 +27,7 @@ command_of() {
         kill9) echo "env CYCLES=$CYCLES scripts/kill9.sh" ;;
         many-disks | old-builds) echo "scripts/$1.sh" ;;
         guest-lab) echo "scripts/guest-lab.sh test" ;;
-        remote-lab | ceph-lab | docs-lab | package-lab) echo "scripts/$1.sh" ;;
+        remote-lab | ceph-lab | docs-lab | package-lab | health-lab) echo "scripts/$1.sh" ;;
         *) return 1 ;;
     esac
 }
@@ -35,7 +35,7 @@ command_of() {
 # Prints why a part cannot run here, if it cannot.
 why_not() {
     case $1 in
-        remote-lab | ceph-lab | docs-lab | package-lab)
+        remote-lab | ceph-lab | docs-lab | package-lab | health-lab)
             if ((EUID != 0)); then
                 echo "it needs root"
             elif ! command -v apt-get >/dev/null; then

@@ -91,4 +91,18 @@ echo '# mine' >>"$work/host/etc/hearth/hearth.toml"
 "$work/hearth-0.0.1/install.sh" "$work/host" >/dev/null
 tail -1 "$work/host/etc/hearth/hearth.toml" | has '^# mine$' "the settings after a second installation"
 "$work/host/usr/bin/hearth" --version >/dev/null
+# What the spec in it makes of it, on a machine that can.
+if command -v rpmbuild >/dev/null; then
+    rpmbuild --define "_topdir $work/rpm" --define '_binary_payload w1.gzdio' -tb "$work"/dist/hearth-0.0.1-*.tar.gz >"$work/rpm.log" 2>&1 ||
+        { tail -20 "$work/rpm.log"; die "no RPM can be made of the tarball"; }
+    rpm=$(echo "$work"/rpm/RPMS/*/hearth-0.0.1-1.*.rpm)
+    rpm -qpl "$rpm" >"$work/rpm.list"
+    for file in usr/bin/hearth usr/lib/hearth/probe usr/lib/systemd/system/hearth.service usr/share/man/man1/hearth.1.gz \
+        usr/share/zsh/site-functions/_hearth; do
+        has "^/$file\$" "$rpm" <"$work/rpm.list"
+    done
+    rpm -qpc "$rpm" | has '^/etc/hearth/hearth.toml$' "its list of settings"
+else
+    note "SKIPPED: no rpmbuild; the RPM spec is not tried"
+fi
 say "the package is as it should be: $(du -k "$deb" | cut -f1) KiB unpacked, debug symbols apart"

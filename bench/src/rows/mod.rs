@@ -15,6 +15,7 @@ mod several;
 mod slow;
 mod start;
 mod vhost;
+mod watched;
 mod writes;
 
 use crate::args::Args;
@@ -73,6 +74,11 @@ pub const ALL: &[Row] = &[
         id: "hit-cpu",
         title: "The cache's own CPU on a hit: a hit less a bare pass-through read",
         run: reads::hit_cpu,
+    },
+    Row {
+        id: "watched",
+        title: "Warm random 4 KiB reads, depth 24: with history, alerts, metrics, events and console on, and without",
+        run: watched::reads,
     },
     Row {
         id: "scale",

@@ -135,7 +135,8 @@ pub fn hit_cpu(args: &Args) -> Result<Outcome> {
     Ok(all)
 }
 
-fn warm_pool(args: &Args, origin: &std::path::Path) -> Result<hearth_rig::Hearth> {
+/// A pool with a disk `warm`, all of which is on flash.
+pub(super) fn warm_pool(args: &Args, origin: &std::path::Path) -> Result<hearth_rig::Hearth> {
     let hearth = fixture::pool(args, args.disk)?;
     fixture::add(
         &hearth,

@@ -1,7 +1,8 @@
 //! What is told, and when.
 //!
 //! A thing that is wrong is one alert for as long as it lasts, however often it is seen. It begins when it was seen
-//! for long enough, is told again once a day, and is over when it was not seen for long enough. What happens
+//! for long enough, is told again once a day, and is over when it was not seen for long enough. An array that is being
+//! rebuilt lacks a member as much as before: its alert is not over, and that it is being mended is told once. What happens
 //! within some seconds comes in one message, and there are so many messages an hour: what is more waits for the next
 //! one, so that a flood is few messages with everything in them. Each message goes every way by itself, and is tried
 //! again until it has arrived.
@@ -12,7 +13,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hearth_health::{Condition, Kind, Reason, Report};
+use hearth_health::{Condition, Item, Kind, Reason, Report, mends};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{AlertsConfig, Least};
@@ -65,6 +66,18 @@ pub struct Alert {
     /// When it was over; 0 while it lasts.
     #[serde(default)]
     pub ended: u64,
+    /// That it is on its way back, and how far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mending: Option<Mending>,
+}
+
+/// That something is on its way back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mending {
+    /// How, newest words.
+    pub what: String,
+    /// When that was last seen.
+    pub seen: u64,
 }
 
 /// Something that happened once and is to be told.
@@ -146,6 +159,7 @@ impl Desk {
                     seen: now,
                     told: 0,
                     ended: 0,
+                    mending: None,
                 });
                 let worse = reason.condition > alert.reason.condition && alert.told > 0;
                 alert.reason = reason.clone();
@@ -159,10 +173,20 @@ impl Desk {
         let mut news = Vec::new();
         let repeat = config.repeat_hours.saturating_mul(3600 * SECOND);
         let over = config.over_seconds.saturating_mul(SECOND);
+        for item in &report.items {
+            news.extend(self.mending(now, item));
+        }
         for alert in self.open.values_mut() {
             if unseen.contains(&alert.kind) && alert.seen != now {
                 alert.seen = alert.seen.max(now.saturating_sub(1));
                 continue;
+            }
+            // It was on its way back and is not any more: as good as new, unless that is but a pause.
+            if (alert.mending.as_ref()).is_some_and(|m| now.saturating_sub(m.seen) >= over)
+                && alert.seen == now
+            {
+                alert.mending = None;
+                alert.told = 0;
             }
             let told = alert.told;
             if alert.seen == now
@@ -200,6 +224,31 @@ impl Desk {
             self.past.push_back(alert);
         }
         news.into_iter().for_each(|entry| self.tell(now, entry));
+    }
+
+    /// Finds what of this is being mended: that it is, is news once.
+    fn mending(&mut self, now: u64, item: &Item) -> Vec<Entry> {
+        let mut news = Vec::new();
+        let back = (item.reasons.iter()).filter(|r| r.condition == Condition::Rebuilding);
+        for reason in back {
+            for code in mends(&reason.code) {
+                let alert = self.open.get_mut(&key(item.kind, &item.name, code));
+                // One leg is brought back and another is out: that is no better than before.
+                let Some(alert) = alert.filter(|alert| alert.seen != now) else {
+                    continue;
+                };
+                alert.seen = now;
+                let first = alert.mending.is_none();
+                alert.mending = Some(Mending {
+                    what: reason.what.clone(),
+                    seen: now,
+                });
+                if first && alert.told > 0 {
+                    news.push(alert.entry(News::Mends));
+                }
+            }
+        }
+        news
     }
 
     /// Takes in what happened.
@@ -366,7 +415,13 @@ impl Desk {
     pub fn is_as_good_as(&self, other: &Desk) -> bool {
         let still = |desk: &Desk| {
             let mut desk = desk.clone();
-            desk.open.values_mut().for_each(|alert| alert.seen = 0);
+            for alert in desk.open.values_mut() {
+                alert.seen = 0;
+                if let Some(mending) = &mut alert.mending {
+                    mending.what.clear();
+                    mending.seen = 0;
+                }
+            }
             desk
         };
         still(self) == still(other)
@@ -392,14 +447,25 @@ impl Desk {
 
 impl Alert {
     fn entry(&self, news: News) -> Entry {
+        let now = self
+            .mending
+            .as_ref()
+            .filter(|m| m.seen == self.seen && news != News::Over);
+        let (condition, what, remedy) = match now {
+            Some(mending) => (Condition::Rebuilding, &mending.what, ""),
+            None => {
+                let reason = &self.reason;
+                (reason.condition, &reason.what, reason.remedy.as_str())
+            }
+        };
         Entry {
             news,
-            condition: self.reason.condition,
+            condition,
             kind: self.kind,
             name: self.name.clone(),
             code: self.reason.code.clone(),
-            what: self.reason.what.clone(),
-            remedy: self.reason.remedy.clone(),
+            what: what.clone(),
+            remedy: remedy.to_owned(),
             since: self.since,
         }
     }
@@ -408,7 +474,6 @@ impl Alert {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearth_health::Item;
 
     const MINUTE: u64 = 60 * SECOND;
     const DAY: u64 = 24 * 60 * MINUTE;
@@ -489,6 +554,80 @@ mod tests {
         assert_eq!(told.said, [[(News::Over, "b".to_owned())]]);
         assert_eq!(told.desk.open().len(), 1);
         assert_eq!(told.desk.past().len(), 1);
+    }
+
+    #[test]
+    fn what_is_being_rebuilt_is_told_and_not_over_until_it_is_whole() {
+        let mut told = Told::new();
+        let out = report(&[("md0", bad("array-degraded"))]);
+        let back = |percent| {
+            let what = format!("rebuilt, {percent} % done");
+            report(&[("md0", Reason::rebuilding("array-rebuilding", what))])
+        };
+        told.during(T0, T0 + 5 * MINUTE, &out);
+        // Half a day of it, with a pause in which the kernel waits for something.
+        told.during(T0 + 5 * MINUTE, T0 + 60 * MINUTE, &back(1));
+        told.during(T0 + 60 * MINUTE, T0 + 61 * MINUTE, &out);
+        told.during(T0 + 61 * MINUTE, T0 + DAY / 2, &back(60));
+        let one = |news| vec![(news, "md0".to_owned())];
+        assert_eq!(told.said, [one(News::Begun), one(News::Mends)]);
+        let open = told.desk.open();
+        assert_eq!(open[0].reason.code, "array-degraded");
+        assert_eq!(open[0].mending.as_ref().unwrap().what, "rebuilt, 60 % done");
+        // It breaks off and stays so, which is news; then it gets there.
+        told.during(T0 + DAY / 2, T0 + DAY / 2 + 5 * MINUTE, &out);
+        let at = T0 + DAY / 2 + 5 * MINUTE;
+        told.during(at, at + 5 * MINUTE, &back(70));
+        told.during(at + 5 * MINUTE, at + 10 * MINUTE, &report(&[]));
+        let rest = [one(News::Begun), one(News::Mends), one(News::Over)];
+        assert_eq!(told.said[2..], rest);
+        assert!(told.desk.open().is_empty());
+    }
+
+    #[test]
+    fn what_lasts_while_it_is_mended_says_how_far_it_is() {
+        let mut told = Told::new();
+        told.during(T0, T0 + MINUTE, &report(&[("md0", bad("array-degraded"))]));
+        let back = Reason::rebuilding("array-rebuilding", "half done");
+        told.during(T0 + MINUTE, T0 + DAY + MINUTE, &report(&[("md0", back)]));
+        let last = told.said.last().unwrap();
+        assert_eq!(last[0].0, News::Lasts);
+        let mut alert = told.desk.open()[0].clone();
+        let entry = alert.entry(News::Lasts);
+        assert_eq!(
+            (entry.condition, entry.what.as_str()),
+            (Condition::Rebuilding, "half done")
+        );
+        assert_eq!(entry.remedy, "");
+        // How far it is changes all the time, and is no reason to write the file.
+        let mut other = told.desk.clone();
+        alert.mending = Some(Mending {
+            what: "more".to_owned(),
+            seen: 1,
+        });
+        let key = other.open.keys().next().unwrap().clone();
+        other.open.insert(key.clone(), alert.clone());
+        assert!(told.desk.is_as_good_as(&other));
+        alert.mending = None;
+        other.open.insert(key, alert);
+        assert!(!told.desk.is_as_good_as(&other));
+    }
+
+    #[test]
+    fn a_leg_that_comes_back_mends_nothing_while_another_is_out() {
+        let mut told = Told::new();
+        let both = |reasons: Vec<Reason>| {
+            Report::new(0, vec![Item::new(Kind::Disk, "vm", reasons)], Vec::new())
+        };
+        let back = Reason::rebuilding("leg-resyncing", "half done");
+        told.during(T0, T0 + 5 * MINUTE, &both(vec![bad("leg-out")]));
+        told.during(
+            T0 + 5 * MINUTE,
+            T0 + 10 * MINUTE,
+            &both(vec![bad("leg-out"), back]),
+        );
+        assert_eq!(told.said.len(), 1, "{:?}", told.said);
+        assert_eq!(told.desk.open()[0].mending, None);
     }
 
     #[test]

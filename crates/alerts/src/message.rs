@@ -13,6 +13,8 @@ pub enum News {
     Begun,
     /// It happened.
     Happened,
+    /// It is being mended: an array has a member again that is not whole yet.
+    Mends,
     /// It lasts.
     Lasts,
     /// It is over.
@@ -78,7 +80,7 @@ impl Message {
             News::Over => "over".to_owned(),
             News::Test => "test".to_owned(),
             News::Lasts => format!("still {}", first.condition.word()),
-            News::Begun => first.condition.word().to_owned(),
+            News::Begun | News::Mends => first.condition.word().to_owned(),
             News::Happened => "event".to_owned(),
         };
         let more = match self.entries.len() - 1 {
@@ -104,6 +106,7 @@ impl Message {
         let groups = [
             (News::Begun, "What has begun"),
             (News::Happened, "What happened"),
+            (News::Mends, "What is being mended"),
             (News::Over, "What is over"),
             (News::Lasts, "What lasts"),
             (News::Test, "A test"),
@@ -213,16 +216,27 @@ mod tests {
             host: "h".to_owned(),
             entries: vec![
                 entry(News::Begun, "lost"),
+                Entry {
+                    condition: Condition::Rebuilding,
+                    remedy: String::new(),
+                    ..entry(News::Mends, "half done")
+                },
                 entry(News::Over, &"x".repeat(300)),
             ],
             lost_before: 0,
         };
         assert_eq!(
             message.subject(),
-            "[hearth h] failed: disk vm  Bcc: x: lost (and 1 more)"
+            "[hearth h] failed: disk vm  Bcc: x: lost (and 2 more)"
         );
         let text = message.text();
         assert!(text.contains("What has begun:\n\n* disk vm  Bcc: x: failed: lost\n  What to do: do\n  since 2000-02-29 00:00:00 UTC (data-lost)"), "{text}");
+        assert!(
+            text.contains(
+                "What is being mended:\n\n* disk vm  Bcc: x: rebuilding: half done\n  since"
+            ),
+            "{text}"
+        );
         assert!(text.contains("no longer failed"), "{text}");
         assert_eq!(message.worst(), Condition::Failed);
     }

@@ -62,7 +62,7 @@ pub fn run(global: &Global, command: &Alert) -> Outcome {
 
 /// Tells that a unit has failed, without the second service, whose failure it may be.
 fn failed(unit: &str, config: Option<&std::path::Path>) -> Outcome {
-    let config = crate::monitor::config(config)?;
+    let config = crate::monitor::config(config)?.alerts;
     let now = now_ms();
     let entry = Entry {
         news: News::Happened,
@@ -113,7 +113,9 @@ fn list(global: &Global, client: &Client) -> Outcome {
             plain(&a.name),
             plain(&a.reason.what)
         );
-        if !a.reason.remedy.is_empty() {
+        if let Some(how) = &a.mending {
+            println!("    {}", plain(how));
+        } else if !a.reason.remedy.is_empty() {
             println!("    {}", plain(&a.reason.remedy));
         }
     }

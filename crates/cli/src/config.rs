@@ -227,7 +227,7 @@ fn check(global: &Global, args: &ConfigCheck) -> Result<Checked, crate::Failure>
     let serve = matches.and_then(|m| <Serve as clap::FromArgMatches>::from_arg_matches(&m));
     let serve = serve.map_err(|e| within(crate::usage::fault(&e)))?;
     crate::serve::check(global, serve).map_err(|e| within(e.into()))?;
-    // The second service reads its section itself.
+    // The second service reads its sections itself.
     crate::monitor::config(Some(&path))?;
     // And so does the memory controller.
     crate::memory::config(Some(&path))?;
@@ -347,7 +347,8 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let file = tmp.path().join("hearth.toml");
         std::fs::write(&file, &all).unwrap();
-        let alerts = crate::monitor::config(Some(&file)).unwrap();
+        let crate::monitor::File { alerts, metrics } = crate::monitor::config(Some(&file)).unwrap();
+        assert!(metrics.listen.is_some() && metrics.allow_remote);
         assert_eq!(alerts.ways(), ["mail:ops@example.org", "webhook", "ntfy"]);
         // Of examples that are the defaults nothing else is said here.
         let shipped = hearth_alerts::AlertsConfig {

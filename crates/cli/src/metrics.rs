@@ -1,18 +1,22 @@
 //! `hearth metrics`: all figures for Prometheus, printed or over TCP.
 //!
-//! Over TCP they are a process of their own, which asks the daemon over its control socket as anybody may:
-//! nothing that strangers send reaches the process that serves disks. Health is the second service's, and put in here.
+//! Over TCP they come from a process of their own or from the second service, which ask the daemon over its control socket
+//! as anybody may: nothing that strangers send reaches the process that serves disks. Health is the second service's,
+//! and put in here.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_health::Report;
 use hearth_metrics::{Form, Judged, with_health};
-use hearth_monitor::dirs;
+use hearth_monitor::part::Context;
 use hearth_monitor::watch::Seen;
+use hearth_monitor::{Part, dirs};
+use serde::Deserialize;
 
 use crate::args::{Global, Metrics};
 use crate::{Outcome, overview};
@@ -25,18 +29,30 @@ const SECOND_PATIENCE: Duration = Duration::from_secs(3);
 const REQUEST_MAX: u64 = 16 << 10;
 
 pub fn run(global: &Global, args: &Metrics) -> Outcome {
-    let source = Source::new(global);
+    let source = Source::new(&global.dir());
     let Some(at) = args.listen else {
         print!("{}", source.page(Form::Plain)?);
         return Ok(());
     };
-    if !at.ip().is_loopback() && !args.allow_remote {
+    if let Some(what) = too_far(at, args.allow_remote) {
         return Err(Error::refused(
-            format!("{at} can be reached from other hosts"),
+            what,
             "listen on 127.0.0.1, or add --allow-remote if that is what you want",
         )
         .into());
     }
+    let (listener, at) = bind(at)?;
+    eprintln!("answering at http://{at}/metrics");
+    serve(&source, &listener, || false);
+    Ok(())
+}
+
+/// Why this address is not to be listened on.
+fn too_far(at: SocketAddr, allowed: bool) -> Option<String> {
+    (!at.ip().is_loopback() && !allowed).then(|| format!("{at} can be reached from other hosts"))
+}
+
+fn bind(at: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let listener = TcpListener::bind(at).map_err(|e| {
         Error::unavailable(
             format!("cannot listen on {at}: {e}"),
@@ -44,17 +60,70 @@ pub fn run(global: &Global, args: &Metrics) -> Outcome {
         )
     })?;
     let at = listener.local_addr().unwrap_or(at);
-    eprintln!("answering at http://{at}/metrics");
-    // One after the other: a scrape is rare, and who is slow is cut off.
+    Ok((listener, at))
+}
+
+/// Answers one after the other until it is over: a scrape is rare, and who is slow is cut off.
+fn serve(source: &Source, listener: &TcpListener, over: impl Fn() -> bool) {
     for stream in listener.incoming() {
+        if over() {
+            return;
+        }
         match stream {
             // Whoever went away needs no answer.
-            Ok(stream) => drop(answer(&source, &stream)),
+            Ok(stream) => drop(answer(source, &stream)),
             // No descriptors, perhaps: not at once again.
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
     }
-    Ok(())
+}
+
+/// The section `[metrics]` of the host's file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// Where the second service answers `GET /metrics`, if anywhere.
+    pub listen: Option<SocketAddr>,
+    /// Other hosts may reach it.
+    pub allow_remote: bool,
+}
+
+impl MetricsConfig {
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        match self.listen.and_then(|at| too_far(at, self.allow_remote)) {
+            Some(what) => Err(format!(
+                "metrics.listen: {what}; listen on 127.0.0.1, or add allow_remote = true"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Metrics over TCP, as a part of the second service.
+pub struct Scraped(pub SocketAddr);
+
+impl Part for Scraped {
+    fn name(&self) -> &'static str {
+        "metrics"
+    }
+
+    fn run(&self, context: &Context) -> Result<(), Error> {
+        let (listener, at) = bind(self.0)?;
+        let stop = context.stop.clone();
+        // Whoever waits for a client sees the end only by one that comes.
+        std::thread::Builder::new()
+            .name("mon-metrics-end".to_owned())
+            .spawn(move || {
+                stop.wait_for_it();
+                // Nobody may be listening any more.
+                let _ = TcpStream::connect(at);
+            })
+            .map_err(|e| Error::internal(format!("cannot start a thread: {e}")))?;
+        let source = Source::new(&context.run_dir);
+        serve(&source, &listener, || context.stop.is_told());
+        Ok(())
+    }
 }
 
 /// Who is asked for what is on a page.
@@ -64,10 +133,10 @@ struct Source {
 }
 
 impl Source {
-    fn new(global: &Global) -> Source {
-        let second = Client::new(&dirs::run_dir(&global.dir()));
+    fn new(run_dir: &Path) -> Source {
+        let second = Client::new(&dirs::run_dir(run_dir));
         Source {
-            daemon: Client::new(&global.dir()),
+            daemon: Client::new(run_dir),
             second: second.patient_for(SECOND_PATIENCE),
         }
     }
@@ -145,6 +214,20 @@ fn answer(source: &Source, mut stream: &TcpStream) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_hosts_are_let_in_only_if_that_is_said() {
+        let check = |text: &str| toml::from_str::<MetricsConfig>(text).unwrap().check();
+        assert_eq!(check(""), Ok(()));
+        assert_eq!(check("listen = '[::1]:1'"), Ok(()));
+        let told = check("listen = '0.0.0.0:9810'").unwrap_err();
+        assert!(told.contains("allow_remote = true"), "{told}");
+        assert_eq!(
+            check("listen = '0.0.0.0:9810'\nallow_remote = true"),
+            Ok(())
+        );
+        assert!(toml::from_str::<MetricsConfig>("listen = 'host'").is_err());
+    }
 
     #[test]
     fn requests_of_all_sorts() {

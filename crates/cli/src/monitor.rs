@@ -15,39 +15,45 @@ use hearth_monitor::{Options, Part};
 use serde::Deserialize;
 
 use crate::args::{Global, Monitor};
+use crate::metrics::{MetricsConfig, Scraped};
 use crate::serve::log_to_stderr;
 use crate::{Outcome, console, section};
 
 /// What the file says that is our business.
 #[derive(Debug, Default, Deserialize)]
-struct File {
+pub struct File {
+    /// Who is told.
     #[serde(default)]
-    alerts: AlertsConfig,
+    pub alerts: AlertsConfig,
+    /// Where Prometheus may ask.
+    #[serde(default)]
+    pub metrics: MetricsConfig,
 }
 
 pub fn run(global: &Global, args: Monitor) -> Outcome {
     log_to_stderr(args.log.as_deref(), args.log_format)?;
-    let alerts = config(args.config.as_deref())?;
+    let file = config(args.config.as_deref())?;
     Ok(hearth_monitor::run(Options {
         run_dir: global.dir(),
         state_dir: args
             .state_dir
             .map(|dir| std::path::absolute(&dir).unwrap_or(dir)),
         control_group: args.control_group,
-        parts: parts(global, alerts),
+        parts: parts(global, file),
     })?)
 }
 
-/// The section `[alerts]`. A file that was named must be there.
-pub fn config(given: Option<&Path>) -> Result<AlertsConfig, Error> {
-    section::read(given, "see docs/alerts.md", |file: &File| {
-        file.alerts.check()
+/// Our sections. A file that was named must be there.
+pub fn config(given: Option<&Path>) -> Result<File, Error> {
+    let remedy = "see docs/alerts.md and docs/metrics.md";
+    section::read(given, remedy, |file: &File| {
+        file.alerts.check()?;
+        file.metrics.check()
     })
-    .map(|f| f.alerts)
 }
 
 /// What the second service does besides watching the daemon. Another part is another line here.
-fn parts(global: &Global, alerts: AlertsConfig) -> Vec<Arc<dyn Part>> {
+fn parts(global: &Global, File { alerts, metrics }: File) -> Vec<Arc<dyn Part>> {
     let collecting = Collecting::default();
     let verdict = Verdict::default();
     let judging = Judging {
@@ -67,6 +73,9 @@ fn parts(global: &Global, alerts: AlertsConfig) -> Vec<Arc<dyn Part>> {
         }),
         Arc::new(console::Shown),
     ];
+    if let Some(at) = metrics.listen {
+        parts.push(Arc::new(Scraped(at)));
+    }
     if let Some(url) = alerts.heartbeat_url.clone() {
         parts.push(Arc::new(Beating { url }));
     }
@@ -83,7 +92,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("hearth.toml");
         std::fs::write(&path, "[serve]\nthreads = 2\n[alerts]\nrepeat_hours = 12\n").unwrap();
-        assert_eq!(config(Some(&path)).unwrap().repeat_hours, 12);
+        assert_eq!(config(Some(&path)).unwrap().alerts.repeat_hours, 12);
         std::fs::write(
             &path,
             "[alerts]\n[alerts.mail]\nto = ['a@b.c']\npassword = 'x'\n",

@@ -33,6 +33,8 @@ pub struct Sections {
     pub serve: Settings,
     /// Who is told of what is wrong. The second service reads it and judges it.
     pub alerts: Option<toml::Table>,
+    /// Where Prometheus may ask. The second service reads it and judges it.
+    pub metrics: Option<toml::Table>,
     /// More guests than memory. The memory controller reads it and judges it.
     pub memory: Option<toml::Table>,
 }

@@ -19,4 +19,4 @@ pub mod model;
 pub mod smart;
 pub mod zfs;
 
-pub use model::{Condition, Item, Kind, Reason, Report};
+pub use model::{Condition, Item, Kind, Reason, Report, mends};

@@ -95,6 +95,19 @@ impl Reason {
     }
 }
 
+/// The reasons, by code, that one with condition `rebuilding` is the way back from: while it is seen, what was wrong is being
+/// mended and not over.
+pub fn mends(code: &str) -> &'static [&'static str] {
+    match code {
+        "array-rebuilding" => &["array-degraded"],
+        "lvm-rebuilding" => &["lvm-degraded", "lvm-refresh"],
+        "zpool-resilvering" => &["zpool-degraded"],
+        "leg-resyncing" => &["leg-out"],
+        "tree-resyncing" => &["tree-out"],
+        _ => &[],
+    }
+}
+
 /// What sort of thing is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -169,6 +169,7 @@ impl Alerting {
             reason: alert.reason,
             since: alert.since,
             ended: alert.ended,
+            mending: alert.mending.map(|mending| mending.what),
         };
         let waiting = kept.desk.waiting();
         let ways = self.config.ways().into_iter().map(|way| WayInfo {

@@ -86,6 +86,9 @@ pub struct AlertInfo {
     /// When it was over; 0 while it lasts.
     #[serde(default)]
     pub ended: u64,
+    /// That it is being mended, and how far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mending: Option<String>,
 }
 
 /// A way alerts go.

@@ -211,15 +211,14 @@ fn late(device: &str) -> smart::Drive {
     }
 }
 
-/// The device mapper's name of a volume: dashes of its own are doubled.
-fn mapped(volume: &str) -> Option<String> {
+/// The device mapper's names of a volume: dashes of its own are doubled. Under thin volumes lies not what bears the name of
+/// their pool, which is a device of its own beside them, but what both lie on.
+fn mapped(volume: &str) -> Option<[String; 2]> {
     let (group, volume) = volume.split_once('/')?;
     let volume = volume.trim_matches(['[', ']']);
-    Some(format!(
-        "{}-{}",
-        group.replace('-', "--"),
-        volume.replace('-', "--")
-    ))
+    let name = format!("{}-{}", group.replace('-', "--"), volume.replace('-', "--"));
+    let pool = format!("{name}-tpool");
+    Some([name, pool])
 }
 
 fn round(memory: &mut Memory, places: &[Place]) -> Collected {
@@ -362,12 +361,13 @@ fn round(memory: &mut Memory, places: &[Place]) -> Collected {
         ) {
             Ok(said) => {
                 for mut item in lvm::judge(&said.output).unwrap_or_default() {
-                    let Some(device) =
-                        mapped(&item.name).and_then(|name| volumes.get(&name).copied())
-                    else {
-                        continue;
+                    let names = mapped(&item.name).into_iter().flatten();
+                    let found = names.filter_map(|name| volumes.get(&name).copied());
+                    let disks: BTreeSet<String> = match found.collect::<Vec<_>>() {
+                        devices if devices.is_empty() => continue,
+                        devices => devices.into_iter().flat_map(|device| on(device)).collect(),
                     };
-                    item.disks = on(device);
+                    item.disks = disks.into_iter().collect();
                     items.push(item);
                 }
             }
@@ -450,8 +450,10 @@ mod tests {
 
     #[test]
     fn volumes_have_two_names() {
-        assert_eq!(mapped("vg/lv").as_deref(), Some("vg-lv"));
-        assert_eq!(mapped("my-vg/a-b").as_deref(), Some("my--vg-a--b"));
+        let names = |volume| mapped(volume).unwrap();
+        assert_eq!(names("vg/[lv]"), ["vg-lv", "vg-lv-tpool"]);
+        assert_eq!(names("my-vg/a-b"), ["my--vg-a--b", "my--vg-a--b-tpool"]);
+        assert_eq!(mapped("none"), None);
     }
 
     #[test]

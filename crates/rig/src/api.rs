@@ -25,6 +25,13 @@ impl Api {
 
     /// Asks, on a connection of its own; the status and the body of the answer.
     fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
+        let (status, body) = self.exchange(method, path, body)?;
+        let body = serde_json::from_str(&body)
+            .with_context(|| format!("{method} {path}: {status}, no JSON: {body}"))?;
+        Ok((status, body))
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, String)> {
         let mut stream = UnixStream::connect(&self.0)
             .with_context(|| format!("connect to {}", self.0.display()))?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
@@ -47,9 +54,14 @@ impl Api {
             .with_context(|| format!("{method} {path}: no whole answer: {answer}"))?;
         let status = head.split(' ').nth(1).and_then(|s| s.parse().ok());
         let status = status.with_context(|| format!("{method} {path}: no status: {head}"))?;
-        let body = serde_json::from_str(body)
-            .with_context(|| format!("{method} {path}: {status}, no JSON: {body}"))?;
-        Ok((status, body))
+        Ok((status, body.to_owned()))
+    }
+
+    /// What is there, as it is written: metrics are no JSON.
+    pub fn text(&self, path: &str) -> Result<String> {
+        let (status, body) = self.exchange("GET", path, None)?;
+        ensure!(status == 200, "GET {path}: {status} {body}");
+        Ok(body)
     }
 
     /// Asks for something that must be there.

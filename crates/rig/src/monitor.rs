@@ -31,9 +31,23 @@ impl Monitor {
 
     /// The same, which looks for programs in a directory first.
     pub fn start_with(hearth: &Hearth, args: &[&str], programs: Option<&Path>) -> Result<Monitor> {
+        Monitor::begin(&crate::daemon::binary()?, hearth, args, programs)
+    }
+
+    /// The same by the program `bin`.
+    pub fn start_by(bin: &Path, hearth: &Hearth, args: &[&str]) -> Result<Monitor> {
+        Monitor::begin(bin, hearth, args, None)
+    }
+
+    fn begin(
+        bin: &Path,
+        hearth: &Hearth,
+        args: &[&str],
+        programs: Option<&Path>,
+    ) -> Result<Monitor> {
         let run_dir = hearth.run_dir();
         let log = hearth.dir().join("monitor.log");
-        let mut command = Command::new(crate::daemon::binary()?);
+        let mut command = Command::new(bin);
         command
             .arg("monitor")
             .arg("--run-dir")
@@ -56,6 +70,11 @@ impl Monitor {
             run_dir: PathBuf::from(name),
             log,
         })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it answers.

@@ -40,6 +40,8 @@ const FLASH: &str = "512M";
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// Answers the load gets before the daemon is killed, when nothing else is done any more.
 const LAST_STEPS: u32 = 2_000;
+/// How often each question is asked to time its answers.
+const ASKED: usize = 11;
 /// How long an idle daemon is watched.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 /// The version of the blocks that were put into origins, and of those that were written over them.
@@ -115,14 +117,15 @@ impl Steps {
         Ok(outcome)
     }
 
+    /// The medians.
+    fn print_middle(&self, what: &str) {
+        let [took, cpu] = [0, 1].map(|which| median(&self.took, which));
+        println!("{what}: {took:.2?}, of the daemon's CPU {cpu:.2?}");
+    }
+
     /// The medians of the first and the last tenth.
     fn print(&self, what: &str) {
         let tenth = self.took.len().div_ceil(10);
-        let median = |some: &[[Duration; 2]], which: usize| {
-            let mut some: Vec<Duration> = some.iter().map(|took| took[which]).collect();
-            some.sort();
-            some.get(some.len() / 2).copied().unwrap_or_default()
-        };
         let ends = [&self.took[..tenth], &self.took[self.took.len() - tenth..]];
         let [first, last] = ends.map(|some| [median(some, 0), median(some, 1)]);
         println!(
@@ -130,6 +133,13 @@ impl Steps {
             first[0], last[0], first[1], last[1]
         );
     }
+}
+
+/// The median of the one figure or the other of some steps.
+fn median(some: &[[Duration; 2]], which: usize) -> Duration {
+    let mut some: Vec<Duration> = some.iter().map(|took| took[which]).collect();
+    some.sort();
+    some.get(some.len() / 2).copied().unwrap_or_default()
 }
 
 /// Waits until every disk is served: a start does not wait for all origins.
@@ -166,11 +176,13 @@ fn print_costs(hearth: &Hearth, sizes: &Sizes, before: u64) -> Result<()> {
     let time = wait::until("it was watched", 2 * IDLE_TIME, watched)?;
     let busy = (cpu_us(pid)? - cpu) / time.as_micros() as f64;
     println!("idle, the daemon takes {:.2} % of a core", busy * 100.0);
-    for question in ["/v1/disks", "/v1/stats", "/v1/pool"] {
-        let (cpu, start) = (cpu_us(pid)?, Instant::now());
-        hearth.api().get(question)?;
-        let cpu = Duration::from_micros((cpu_us(pid)? - cpu) as u64);
-        println!("GET {question}: {:.2?}, {cpu:.2?} of CPU", start.elapsed());
+    for question in ["/v1/disks", "/v1/stats", "/v1/pool", "/metrics"] {
+        let mut asking = Steps::new(pid);
+        let mut answer = String::new();
+        for _ in 0..ASKED {
+            answer = asking.time(|| hearth.api().text(question))?;
+        }
+        asking.print_middle(&format!("GET {question}, {} KiB", answer.len() / 1024));
     }
     Ok(())
 }

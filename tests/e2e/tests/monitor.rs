@@ -1,8 +1,11 @@
 //! The second service beside a daemon that lives, hangs and dies.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use hearth_rig::daemon::path;
 use hearth_rig::monitor::Monitor;
 use hearth_rig::{Hearth, wait};
 use serde_json::Value;
@@ -48,6 +51,39 @@ fn it_starts_before_the_daemon_and_two_of_them_do_not_share_a_directory() -> Res
     hearth.start()?;
     monitor.link_is("up")?;
     monitor.end()
+}
+
+#[test]
+fn prometheus_is_answered_over_tcp_while_the_daemon_comes_and_goes() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    // Free when asked for, and hardly taken by another at once.
+    let at = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let config = hearth.dir().join("hearth.toml");
+    std::fs::write(&config, format!("[metrics]\nlisten = '{at}'\n"))?;
+    let monitor = Monitor::start(&hearth, &["--config", path(&config)])?;
+    let says = |words: &str| {
+        let what = format!("a scrape says {words}");
+        wait::until(&what, Duration::from_secs(120), || {
+            let mut stream = TcpStream::connect(at).ok()?;
+            let request = b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
+            stream.write_all(request).ok()?;
+            let mut page = String::new();
+            stream.read_to_string(&mut page).ok()?;
+            page.contains(words).then_some(())
+        })
+    };
+    says("hearth_health{kind=\"daemon\",name=\"hearth\"} 0")?;
+    hearth.kill9()?;
+    says("HTTP/1.1 503")?;
+    hearth.start()?;
+    says("hearth_build_info")?;
+    // It waits for a client then, and ends all the same.
+    monitor.end()?;
+    // What other hosts reach is not opened by mistake.
+    std::fs::write(&config, "[metrics]\nlisten = '0.0.0.0:9'\n")?;
+    let said = Monitor::start(&hearth, &["--config", path(&config)])?.refused()?;
+    ensure!(said.contains("allow_remote"), "{said}");
+    Ok(())
 }
 
 #[test]
