@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # kill -9 of the real daemon under a verified write load, CYCLES times, in every cache mode, and while
-# disks are added and removed, at least 1000 times; and while legs of a mirror are copied to, scrubbed and replaced.
+# disks are added and removed, at least 1000 times; and while legs of a mirror are copied to, scrubbed and replaced, and while
+# flash devices are added, taken out and replaced.
 set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
 release_for_tests
 export CYCLES=${CYCLES:-300}
 export CHANGES=${CHANGES:-1000}
-exec cargo test --locked -p hearth-e2e --test kill9 --test registry --test mirrors -- --nocapture --test-threads=1
+exec cargo test --locked -p hearth-e2e --test kill9 --test registry --test mirrors --test several_flash -- --nocapture --test-threads=1

@@ -116,7 +116,7 @@ impl Flash {
         match self {
             Flash::One => "one SSD",
             Flash::Two => "two SSDs",
-            Flash::Twice => "two SSDs, all on both",
+            Flash::Twice => "two SSDs, two copies",
         }
     }
 
@@ -524,8 +524,8 @@ impl Subject {
             (n, _) => {
                 let all = self.durable.len();
                 let which = match (self.told, self.kind.mode == ORDERED) {
-                    (Some(_), _) => ", the last ones; up to when nothing is, is told",
-                    (None, true) => ", in no order, as is told",
+                    (Some(_), _) => ": the last ones; Hearth tells up to when nothing is lost",
+                    (None, true) => ": not the last ones only; Hearth says that there is no order",
                     _ => "",
                 };
                 format!("{n} of {all} durable writes{which}")
@@ -809,7 +809,7 @@ Made by a program: `CRASH_TABLE=docs/crash-table.md scripts/crash-table.sh`, the
 reads elsewhere what is not cached. Then something dies, and the operator does what [recovery.md](recovery.md) says. Every number that
 was durable is looked for afterwards.
 
-| what dies | flash | the disk is | mode | the guest sees | lost | the operator does | time of that |
+| what dies | flash | the disk is | mode | the guest sees | lost | the operator does | time the commands took |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 ";
 
@@ -820,17 +820,17 @@ What is behind it:
   that; what a device loses is tried in the simulation and in `guest_storage`.
 - The disk that is lost is behind an NBD server that is killed; its deadline (`--origin-timeout`) was 5 s. The other leg of a mirror is a
   file.
-- An only SSD that is lost, and the first one of both, is a file that is cut to its first 2 MiB, and grows no more. One of two is behind a
-  server in user space that is killed. Destaging was slowed down to 4 KiB/s, so that nearly all that is written is dirty in write-back.
+- Where the pool has one SSD, and for the first of two that are both lost, the SSD is a file that is cut to 2 MiB and cannot grow again. The other of
+  two SSDs is served by a process, which is killed. Destaging was slowed down to 4 KiB/s, so that nearly all that is written is dirty in write-back.
 - With two SSDs and one copy (`two SSDs`), what was dirty on the one that is lost is lost with it, and the cache is off until the pool is put on
   other flash. With everything on both, the one that is left serves everything as before; writes go to the origin before they are answered.
 - An SSD that was pulled and is put back is an older state. With everything on both it is not used, and the
   pool goes on with one copy until `pool replace-flash`.
-- With everything on both, what stands first is what guests need: nothing, or a restart. There is one copy until
-  `hearth pool replace-flash OLD NEW` has put another SSD in the place of the lost one, also if that came back; it may be given as NEW. That is
-  not measured here; `several_flash.rs` tries it.
-- An ordered disk (`write-back-ordered`) that has lost its flash while the power was cut has an origin of one time, which is checked: every write up
-  to one is there, none after it, and all that were durable at the time that `disk show` tells. If the daemon goes on without
-  flash, it writes to the origin what comes, and what was told is withdrawn.
+- With everything on both SSDs the operator need do nothing at once, or only restart the daemon. There is only one copy until
+  `hearth pool replace-flash OLD NEW` has copied everything to another SSD; one that came back may be NEW. The time of that is not in the table;
+  `several_flash.rs` tests it.
+- An ordered disk (`write-back-ordered`) that loses its SSD in a power cut: the test checks that the origin holds an unbroken run of the guest's
+  writes, from the first up to some write and nothing later, and at least those durable at the time `disk show` reports. If the daemon runs on without
+  flash, writes reach the origin in any order, and the reported time is withdrawn.
 - Times are those of a loaded machine that emulates its guest.
 ";
