@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::fs::FallocateFlags;
+
 use super::*;
 
 /// `EXT4_IOC_SHUTDOWN`, and "without writing the log": as if the disk were gone.
@@ -270,6 +272,52 @@ fn a_place_that_cannot_be_read_is_written_anew_and_its_tree_goes_out_once() {
         report.iter().all(|tree| tree.state == "current"),
         "{report:?}"
     );
+    drop((file, twin));
+    drop(mounts);
+}
+
+/// Takes the room of a file system, but for a little. What takes it has no name, and gives it back when it is closed.
+fn fill(at: &Path) -> fs::File {
+    let path = at.join("filler");
+    let filler = fs::File::create_new(&path).unwrap();
+    fs::remove_file(path).unwrap();
+    let free = rustix::fs::fstatvfs(&filler).unwrap();
+    let len = free.f_bfree * free.f_frsize - (1 << 20);
+    rustix::fs::fallocate(&filler, FallocateFlags::empty(), 0, len).unwrap();
+    filler
+}
+
+#[test]
+fn the_fuller_one_says_what_room_there_is_and_either_may_be_full() {
+    let Some((mounts, place)) = mounted(&["-b", "4096"]) else {
+        return;
+    };
+    let twin = place.open();
+    place.wait_current(&twin);
+    let disk = make(&twin, &twin.root(), "disk.img");
+    write(&twin, &disk, 0, &[1; 5000]);
+    let file = twin.open_regular(&disk).unwrap();
+    let room = || twin.room().unwrap().bytes_free;
+    let empty = room();
+    for side in [1, 0] {
+        let filler = fill(&mounts[side].at);
+        assert!(room() <= 2 << 20 && empty > 16 << 20, "{}", room());
+        // Where nothing has its place yet.
+        let at = (2 - side as u64) << 23;
+        let done = file.write(at, vec![2 + side as u8; 4 << 20]);
+        // The first one's is the client's own; of the second, which is full alone, clients are told nothing.
+        assert_eq!(done.is_err(), side == 0, "{done:?}");
+        if let Err(e) = done {
+            assert_eq!(e.raw_os_error(), Some(libc::ENOSPC));
+            assert_eq!(twin.report()[side].state, "current");
+        } else {
+            assert_eq!(twin.report()[1 - side].state, "current");
+        }
+        drop(filler);
+        place.wait_current(&twin);
+        assert!(place.seen(0) == place.seen(1));
+        assert!(room() > 16 << 20);
+    }
     drop((file, twin));
     drop(mounts);
 }
