@@ -18,6 +18,7 @@ mod view;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -42,6 +43,8 @@ const ROUND: Duration = Duration::from_secs(1);
 const TIDY: Duration = Duration::from_secs(5);
 /// Longest wait before a tree that is out is tried again; it doubles from [`ROUND`] on.
 const BACK_MAX: Duration = Duration::from_secs(60);
+/// A tree that could not be read somewhere, and has held everything for so long since, is one like others again.
+const STEADY: Duration = Duration::from_secs(600);
 /// Parts of a file that are noted one by one.
 const PARTS_MAX: u64 = 1024;
 
@@ -94,6 +97,8 @@ pub(crate) struct Inner {
     /// The number clients are told as that of the tree.
     fsid: u64,
     listings: Mutex<HashMap<u64, view::Listing>>,
+    /// A tree went out because something in it could not be read.
+    unread: AtomicBool,
     stop: Mutex<bool>,
     bell: Condvar,
 }
@@ -227,6 +232,7 @@ impl Twin {
             verifier,
             fsid: identity.store,
             listings: Mutex::default(),
+            unread: AtomicBool::new(false),
             stop: Mutex::new(false),
             bell: Condvar::new(),
         });
@@ -278,6 +284,7 @@ fn keep(inner: &Weak<Inner>) {
     let mut patience = ROUND;
     let mut tidied = Instant::now();
     let mut next = Instant::now();
+    let mut returned: Option<Instant> = None;
     loop {
         let Some(inner) = inner.upgrade() else { return };
         let stopped = || *lock(&inner.stop);
@@ -287,8 +294,17 @@ fn keep(inner: &Weak<Inner>) {
             tidied = Instant::now();
         }
         if Instant::now() >= next {
-            if inner.trees.restore(stopped) {
-                patience = ROUND;
+            let whole = inner.trees.current() == [true; 2];
+            let back = inner.trees.restore(stopped);
+            if back && !whole && inner.unread.swap(false, Ordering::SeqCst) {
+                // A disk with many bad places, or one that does not keep what is written over them, must not go in and out all the time.
+                returned = Some(Instant::now());
+                next = Instant::now() + patience;
+                patience = (patience * 2).min(BACK_MAX);
+            } else if back {
+                if returned.is_none_or(|at| at.elapsed() >= STEADY) {
+                    patience = ROUND;
+                }
             } else {
                 next = Instant::now() + patience;
                 patience = (patience * 2).min(BACK_MAX);
@@ -319,9 +335,10 @@ fn told<T>(done: Result<T, Fail<Status>>) -> Outcome<T> {
 }
 
 impl Inner {
-    /// Asks the tree that is read, or the other one if that fails.
+    /// Asks the tree that is read for what is in these places, or the other one if that fails.
     fn read<T: Send + 'static>(
         &self,
+        places: &[Place],
         work: impl Fn(&Open) -> Outcome<T> + Send + Sync + 'static,
     ) -> Outcome<T> {
         let work = Arc::new(work);
@@ -330,13 +347,22 @@ impl Inner {
             let again = work.clone();
             match self.trees.sides().on(side, move |open| again(open)) {
                 Err(Fail::Tree(why, status)) => {
-                    if !self.trees.failed(side, &why) {
+                    if !self.unread(side, &why, places) {
                         return Err(status);
                     }
                 }
                 done => return told(done),
             }
         }
+    }
+
+    /// A tree could not be read there. True if there is another one to be asked.
+    fn unread(&self, side: usize, why: &str, places: &[Place]) -> bool {
+        let out = self.trees.failed(side, why, places);
+        if out {
+            self.unread.store(true, Ordering::SeqCst);
+        }
+        out
     }
 
     /// Changes places: `work` takes the steps in one tree, and is given what came of the first one in the second.

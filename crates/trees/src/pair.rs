@@ -432,9 +432,21 @@ impl<B: Book, S: Sides> Pair<B, S> {
         Ok(())
     }
 
-    /// A tree failed, as somebody saw who was reading. True if there is another one to be asked.
-    pub fn failed(&self, side: usize, why: &str) -> bool {
-        self.lost(side, why)
+    /// A tree failed, as somebody saw who was reading these places. True if there is another one to be asked.
+    ///
+    /// They count as what it missed: a place that cannot be read is made anew before the tree is believed again, or it would go out
+    /// once more with the next who reads it.
+    pub fn failed(&self, side: usize, why: &str, places: &[Place]) -> bool {
+        // Durably, for a start knows of no other places. Not of the last tree: nobody could make them the same.
+        if self.current()[1 - side] && self.begin(places).is_ok() {
+            self.end(places);
+        }
+        let out = self.lost(side, why);
+        let mut now = lock(&self.now);
+        if out && !now.stamp.current[side] && !now.all {
+            now.missed.extend(places);
+        }
+        out
     }
 
     /// A generation that no root has, and none will have that is not told of it now.

@@ -16,9 +16,11 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 use hearth_nfs::{mount, portmap, v3};
-use hearth_rig::daemon::binary;
-use stored::Lab;
+use hearth_rig::daemon::{binary, path};
+use hearth_rig::monitor::Monitor;
+use hearth_rig::wait::until;
 use stored::nfs::{self as common, Client, port_of};
+use stored::{LIMIT, Lab};
 
 const TEST: &str = "who_reaches_the_datastore_reaches_nothing_else";
 /// Whose part is played.
@@ -30,6 +32,8 @@ const RUN_DIR: &str = "HEARTH_RUN_DIR";
 /// The host on the network for storage and on that for people.
 const STORAGE: &str = "192.0.2.1";
 const PEOPLE: &str = "198.51.100.1";
+/// Where the console is if nothing else was said.
+const CONSOLE: u16 = 8477;
 /// Nobody who refuses takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -92,9 +96,18 @@ fn host() -> Result<()> {
     ];
     lab.hearth.ok(&clients)?;
     ensure!(lab.show()?["portmapper"] == true, "{}", lab.show()?);
-    // Nothing listens but on the address for storage: the control socket is no address at all.
+    // The console, as it is when it is enabled.
+    let monitor = lab.hearth.dir().join("monitor");
+    let enable = ["console", "enable", "--state-dir", path(&monitor)];
+    lab.hearth.ok(&enable)?;
+    let _monitor = Monitor::start(&lab.hearth, &[])?;
+    until("the console answers people on this host", LIMIT, || {
+        TcpStream::connect(("127.0.0.1", CONSOLE)).ok()
+    })?;
+    // Nothing else listens but on the address for storage: the control socket is no address at all.
     for (local, port) in listening()? {
-        let known = local == STORAGE && [2049, portmap::PORT].contains(&port);
+        let known = local == STORAGE && [2049, portmap::PORT].contains(&port)
+            || local == "127.0.0.1" && port == CONSOLE;
         ensure!(known, "something listens on {local}, port {port}");
     }
     for role in ["esxi", "office"] {
@@ -159,9 +172,12 @@ fn esxi() -> Result<()> {
         ensure!(flush.status.success(), "{flush:?}");
         Ok(())
     })?;
-    for port in [22, 80, 443, 8080, 10809] {
-        let other = TcpStream::connect_timeout(&SocketAddr::new(PEOPLE.parse()?, port), PATIENCE);
-        ensure!(other.is_err(), "port {port} of the other network is open");
+    for port in [22, 80, 443, 8080, CONSOLE, 10809] {
+        for address in [PEOPLE, STORAGE] {
+            let at = SocketAddr::new(address.parse()?, port);
+            let other = TcpStream::connect_timeout(&at, PATIENCE);
+            ensure!(other.is_err(), "{at} is open");
+        }
     }
     Ok(())
 }

@@ -72,6 +72,7 @@ impl TwinFile {
 
     fn read_with<T: Send + 'static>(
         &self,
+        places: &[Place],
         work: impl Fn(&Open, &File) -> Outcome<T> + Send + Sync + 'static,
     ) -> io::Result<(T, usize)> {
         let work = Arc::new(work);
@@ -81,7 +82,7 @@ impl TwinFile {
             match self.on(side, move |open, file| again(open, file)) {
                 Ok(done) => return Ok((done, side)),
                 Err(Fail::Tree(why, status)) => {
-                    if !self.inner.trees.failed(side, &why) {
+                    if !self.inner.unread(side, &why, places) {
                         return Err(os(status));
                     }
                 }
@@ -109,12 +110,16 @@ impl TwinFile {
 
     /// What the file looks like, and in which tree.
     pub fn stat(&self) -> io::Result<(Stat, usize)> {
-        self.read_with(|_, file| Ok(rustix::fs::fstat(file).map_err(io::Error::from)?))
+        self.read_with(&[self.itself()], |_, file| {
+            Ok(rustix::fs::fstat(file).map_err(io::Error::from)?)
+        })
     }
 
     /// As clients are told of it.
     pub fn attributes(&self) -> Outcome<Attributes> {
-        let got = self.read_with(|open, file| open.dir.attributes_of_open(file));
+        let got = self.read_with(&[self.itself()], |open, file| {
+            open.dir.attributes_of_open(file)
+        });
         Ok(self.inner.told_of(self.number, got?.0))
     }
 
@@ -137,7 +142,8 @@ impl TwinFile {
 
     /// Reads what is there, up to `len` bytes.
     pub(crate) fn read(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
-        let read = self.read_with(move |_, file| {
+        let places = self.places(at, len as u64);
+        let read = self.read_with(&places, move |_, file| {
             let mut data = vec![0; len];
             let mut done = 0;
             while done < len {
@@ -192,14 +198,14 @@ impl TwinFile {
             });
             let failed = |side: usize, done: Result<(), Fail<Status>>| match done {
                 Ok(()) => Ok(true),
-                Err(Fail::Tree(why, status)) => match trees.failed(side, &why) {
+                Err(Fail::Tree(why, status)) => match trees.failed(side, &why, &[]) {
                     true => Ok(false),
                     false => Err(os(status)),
                 },
                 Err(Fail::Client(status) | Fail::Partly(status)) if side == first => {
                     Err(os(status))
                 }
-                Err(_) => match trees.failed(side, "it does not hold what it should") {
+                Err(_) => match trees.failed(side, "it does not hold what it should", &[]) {
                     true => Ok(false),
                     false => Err(os(Status::Io)),
                 },
@@ -225,14 +231,18 @@ impl TwinFile {
 
     /// Where the next data is from an offset on. A tree that cannot be asked has some everywhere.
     pub(crate) fn next_data(&self, from: u64) -> Option<u64> {
-        let found = self.read_with(move |_, file| Ok(crate::body::next_data(file, from)));
+        let found = self.read_with(&[self.itself()], move |_, file| {
+            Ok(crate::body::next_data(file, from))
+        });
         found.map_or(Some(from), |(at, _)| at)
     }
 
     /// Where it is, as if there were only the first directory.
     pub(crate) fn path(&self) -> Option<PathBuf> {
         let number = self.number;
-        let place = self.inner.read(move |open| open.place(&open.find(number)?));
+        let place = self.inner.read(&[self.itself()], move |open| {
+            open.place(&open.find(number)?)
+        });
         Some(self.inner.trees.sides().path(0).join(place.ok()?))
     }
 

@@ -351,6 +351,18 @@ fn has_data(file: &File, from: u64, to: u64) -> bool {
     }
 }
 
+/// Writes a piece. Of what cannot be read, no part of a block can be written: such blocks are given back first.
+fn anew(to: &File, data: &[u8], at: u64, unread: bool) -> io::Result<()> {
+    match to.write_all_at(data, at) {
+        Err(_) if unread => {
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(to, how, at, PIECE as u64)?;
+            to.write_all_at(data, at)
+        }
+        done => done,
+    }
+}
+
 /// Makes a range the same; true if it was not.
 fn same(from: &File, to: &File, start: u64, end: u64) -> Mended<bool> {
     let failed = |e: io::Error| {
@@ -371,14 +383,15 @@ fn same(from: &File, to: &File, start: u64, end: u64) -> Mended<bool> {
             continue;
         }
         source(read(from, a, at).map_err(Status::from))?;
-        read(to, b, at).map_err(failed)?;
-        if a != b {
+        // What cannot be read is not the same; whether it can be written is seen then.
+        let unread = read(to, b, at).is_err();
+        if unread || a != b {
             changed = true;
             let zeros = a.iter().all(|byte| *byte == 0);
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let punched = zeros && rustix::fs::fallocate(to, how, at, len).is_ok();
             if !punched {
-                to.write_all_at(a, at).map_err(failed)?;
+                anew(to, a, at, unread).map_err(failed)?;
             }
         }
         at = next;

@@ -5,6 +5,7 @@ mod failing;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hearth_nfs::access::Who;
 use hearth_nfs::tree::Tree;
@@ -19,6 +20,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 #[derive(Default)]
 struct Bell {
     rung: Mutex<u64>,
+    /// How often a tree went out.
+    lost: AtomicU64,
     heard: Condvar,
 }
 
@@ -50,6 +53,7 @@ impl Bell {
 
 impl Witness for Bell {
     fn lost(&self, _directory: &Path, _why: &str) {
+        self.lost.fetch_add(1, Ordering::SeqCst);
         self.ring();
     }
 

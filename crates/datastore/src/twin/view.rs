@@ -136,11 +136,13 @@ impl Inner {
             return Err(Status::NoEnt);
         }
         if dir == ROOT && name == b".." {
-            let root = self.read(|open| open.dir.attributes(&open.find(ROOT)?))?;
+            let root = self.read(&[Place::Names(ROOT)], |open| {
+                open.dir.attributes(&open.find(ROOT)?)
+            })?;
             return Ok((ROOT, self.told_of(ROOT, root)));
         }
         let (whom, named) = (who.clone(), name.to_vec());
-        let (found, number) = self.read(move |open| {
+        let (found, number) = self.read(&[Place::Names(dir)], move |open| {
             let found = open.dir.lookup(&whom, &open.find(dir)?, &named)?;
             Ok((found.attributes, open.number(&found.key)?))
         })?;
@@ -168,12 +170,15 @@ impl Inner {
     }
 
     fn after(&self, number: u64) -> Option<Attributes> {
-        let now = self.read(move |open| open.dir.attributes(&open.find(number)?));
+        let now = self.read(&[Place::File(number)], move |open| {
+            open.dir.attributes(&open.find(number)?)
+        });
         Some(self.told_of(number, now.ok()?))
     }
 
     fn listing(&self, dir: u64, cookie: u64) -> Outcome<Names> {
-        let now = self.read(move |open| open.dir.attributes(&open.find(dir)?))?;
+        let here = [Place::Names(dir)];
+        let now = self.read(&here, move |open| open.dir.attributes(&open.find(dir)?))?;
         if now.kind != Kind::Directory {
             return Err(Status::NotDir);
         }
@@ -184,7 +189,7 @@ impl Inner {
             known.used = Instant::now();
             return Ok(known.names.clone());
         }
-        let entries = self.read(move |open| {
+        let entries = self.read(&here, move |open| {
             let entries = open.entries(&open.find(dir)?)?;
             let all = entries.into_iter().map(|(name, found)| {
                 let number = match open.number(&found.key) {
@@ -252,9 +257,9 @@ impl Twin {
     /// A regular file, open in both trees, on behalf of nobody.
     pub fn open_regular(&self, key: &Key) -> Outcome<TwinFile> {
         let number = number_of(key)?;
-        let kind = self
-            .inner
-            .read(move |open| open.dir.attributes(&open.find(number)?));
+        let kind = self.inner.read(&[Place::File(number)], move |open| {
+            open.dir.attributes(&open.find(number)?)
+        });
         match kind?.kind {
             Kind::Regular => Ok(TwinFile::new(self.inner.clone(), number)),
             Kind::Directory => Err(Status::IsDir),
@@ -314,9 +319,9 @@ impl Tree for Twin {
 
     fn attributes(&self, file: &Key) -> Outcome<Attributes> {
         let number = number_of(file)?;
-        let known = self
-            .inner
-            .read(move |open| open.dir.attributes(&open.find(number)?))?;
+        let known = self.inner.read(&[Place::File(number)], move |open| {
+            open.dir.attributes(&open.find(number)?)
+        })?;
         Ok(self.inner.told_of(number, known))
     }
 
@@ -362,14 +367,17 @@ impl Tree for Twin {
 
     fn read_link(&self, who: &Who, link: &Key) -> Outcome<Vec<u8>> {
         let (who, number) = (who.clone(), number_of(link)?);
-        self.inner
-            .read(move |open| open.dir.read_link(&who, &open.find(number)?))
+        self.inner.read(&[Place::File(number)], move |open| {
+            open.dir.read_link(&who, &open.find(number)?)
+        })
     }
 
     fn read(&self, who: &Who, file: &Key, offset: u64, count: u32, done: Done<Outcome<Read>>) {
         let read = number_of(file).and_then(|number| {
             let who = who.clone();
-            let read = self.inner.read(move |open| {
+            let mut places = parts(number, offset, offset.saturating_add(u64::from(count)));
+            places.push(Place::File(number));
+            let read = self.inner.read(&places, move |open| {
                 let key = open.find(number)?;
                 let (told, answer) = std::sync::mpsc::channel();
                 let tell = move |read: Outcome<Read>| drop(told.send(read));
@@ -571,7 +579,9 @@ impl Tree for Twin {
             let known = match whole {
                 true => self
                     .inner
-                    .read(move |open| open.dir.attributes(&open.find(id)?))
+                    .read(&[Place::File(id)], move |open| {
+                        open.dir.attributes(&open.find(id)?)
+                    })
                     .ok(),
                 false => None,
             };
@@ -595,7 +605,7 @@ impl Tree for Twin {
             let room = match trees.sides().on(side, |open| open.dir.room()) {
                 Ok(room) => room,
                 Err(Fail::Tree(why, status)) => {
-                    if !trees.failed(side, &why) {
+                    if !trees.failed(side, &why, &[]) {
                         return Err(status);
                     }
                     continue;

@@ -66,14 +66,27 @@ pub fn work(
     dir: &Path,
     settle: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
+    work_long(address, root, &[dir], (DISK, WRITES), settle)
+}
+
+/// The same, with a disk of this size and so many writes. Of two directories that hold the datastore, either has what was answered.
+pub fn work_long(
+    address: SocketAddr,
+    root: &[u8],
+    dirs: &[&Path],
+    (size, writes): (u64, usize),
+    settle: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let mut client = Client::connect(address)?;
     client.patient = true;
 
     // A thin disk, and the lock beside it, which is named after the disk's number.
     let disk = create(&mut client, root, "vm-flat.vmdk")?;
-    set_size(&mut client, &disk, DISK)?.ok()?;
+    set_size(&mut client, &disk, size)?.ok()?;
     let id = get(&mut client, &disk)?.id;
-    ensure!(id == fs::metadata(dir.join("vm-flat.vmdk"))?.ino());
+    if let [dir] = dirs {
+        ensure!(id == fs::metadata(dir.join("vm-flat.vmdk"))?.ino());
+    }
     let name: String = id
         .to_le_bytes()
         .iter()
@@ -109,7 +122,7 @@ pub fn work(
             }
             Ok((slowest, beats))
         });
-        let worked = load(&mut client, &disk, &lock);
+        let worked = load(&mut client, &disk, &lock, (size, writes));
         done.store(true, Ordering::Relaxed);
         let (slowest, beats) = heart.join().expect("no panic")?;
         let newest = worked?;
@@ -119,12 +132,14 @@ pub fn work(
         ensure!(seen.size == 8 && seen.modified == get(&mut client, &lock)?.modified);
         settle()?;
         // What is in the file is what was answered last, whole.
-        let file = fs::File::open(dir.join("vm-flat.vmdk"))?;
-        for (block, number) in newest {
-            let offset = block * 65536;
-            let mut head = [0; 4096];
-            file.read_exact_at(&mut head, offset)?;
-            ensure!(head[..] == pattern(offset, 4096, number), "block {block}");
+        for dir in dirs {
+            let file = fs::File::open(dir.join("vm-flat.vmdk"))?;
+            for (block, number) in &newest {
+                let offset = block * 65536;
+                let mut head = [0; 4096];
+                file.read_exact_at(&mut head, offset)?;
+                ensure!(head[..] == pattern(offset, 4096, *number), "block {block}");
+            }
         }
         eprintln!("slowest of {beats} heartbeats: {slowest:?}");
         ensure!(slowest < HEARTBEAT_TIMEOUT, "{slowest:?}");
@@ -134,15 +149,20 @@ pub fn work(
 
 /// Writes durably with many requests in flight, and renews the lock in between: which write is the
 /// newest of every block.
-fn load(client: &mut Client, disk: &[u8], lock: &[u8]) -> Result<Vec<(u64, u64)>> {
-    let blocks = DISK / 65536;
+fn load(
+    client: &mut Client,
+    disk: &[u8],
+    lock: &[u8],
+    (size, writes): (u64, usize),
+) -> Result<Vec<(u64, u64)>> {
+    let blocks = size / 65536;
     let mut newest = std::collections::BTreeMap::new();
     let mut flying = std::collections::HashMap::new();
     let mut busy = std::collections::HashSet::new();
     let mut renewing = std::collections::HashSet::new();
     let (mut sent, mut answered, mut dice) = (0, 0, 0x2545_f491_4f6c_dd1du64);
-    while answered < WRITES {
-        while sent < WRITES && flying.len() < DEPTH {
+    while answered < writes {
+        while sent < writes && flying.len() < DEPTH {
             dice ^= dice << 13;
             dice ^= dice >> 7;
             dice ^= dice << 17;

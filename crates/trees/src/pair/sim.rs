@@ -73,6 +73,7 @@ struct World {
     dice: RefCell<Dice>,
     steps_left: Cell<u32>,
     crashed: Cell<bool>,
+    mended: RefCell<BTreeSet<Place>>,
 }
 
 fn gone() -> String {
@@ -172,6 +173,7 @@ impl Sides for Hand {
             let own = tree.now.iter().filter(|(slot, _)| slot.0 == place);
             own.map(|(slot, value)| (*slot, *value)).collect()
         };
+        self.0.mended.borrow_mut().insert(place);
         let source = self.0.take(Some(from), |trees, _| read(trees, from));
         let source = source.map_err(NotMended::Source)?;
         let target = self.0.take(Some(to), |trees, _| read(trees, to));
@@ -518,13 +520,14 @@ impl Run {
 /// Runs.
 const SEEDS: u64 = 20_000;
 
-fn run(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+fn start(seed: u64, fault: Option<Fault>) -> Run {
     let world = World {
         trees: RefCell::default(),
         paper: RefCell::default(),
         dice: RefCell::new(Dice::new(seed)),
         steps_left: Cell::new(u32::MAX),
         crashed: Cell::new(false),
+        mended: RefCell::default(),
     };
     {
         // As when a datastore is added.
@@ -534,13 +537,16 @@ fn run(seed: u64, fault: Option<Fault>) -> Result<(), String> {
         paper.stamp = Some(Stamp::first());
         paper.all = true;
     }
-    let mut run = Run {
+    Run {
         world: Rc::new(world),
         judge: Judge(BTreeMap::new()),
         fault,
         next: 0,
-    };
-    run.go()
+    }
+}
+
+fn run(seed: u64, fault: Option<Fault>) -> Result<(), String> {
+    start(seed, fault).go()
 }
 
 #[test]
@@ -578,4 +584,27 @@ fn parts_are_those_a_range_touches() {
         [Place::Part(7, 0), Place::Part(7, 1)]
     );
     assert_eq!(parts(super::PART, super::PART), [Place::Part(7, 1)]);
+}
+
+#[test]
+fn what_could_not_be_read_in_a_tree_is_made_anew_after_a_crash_as_well() {
+    let run = start(1, None);
+    let whole = |pair: &Trees| assert!((0..20).any(|_| pair.restore(|| false)));
+    let pair = run.open().unwrap();
+    whole(&pair);
+    pair.tidy_after(Duration::ZERO);
+    let (bad, late) = (Place::Part(3, 1), Place::File(4));
+    assert!(pair.failed(0, "a bad place", &[bad]));
+    // Whoever was reading meanwhile finds the tree out already.
+    assert!(pair.failed(0, "a bad place", &[late]));
+    assert_eq!(pair.report().places, 2);
+    // The last one stays, and what cannot be read there is not asked of it.
+    assert!(!pair.failed(1, "a bad place", &[Place::Names(2)]));
+    assert_eq!(pair.report().places, 2);
+    drop(pair);
+    run.world.mended.borrow_mut().clear();
+    let pair = run.open().unwrap();
+    assert_eq!(pair.first(), 1);
+    whole(&pair);
+    assert_eq!(*run.world.mended.borrow(), [bad, late].into());
 }
