@@ -372,6 +372,7 @@ impl Daemon {
         };
         drop(disks);
         self.tell(turn, event);
+        self.look_at_pins();
         rest
     }
 
@@ -516,7 +517,7 @@ fn replace(registry: &mut Registry, record: &DiskRecord) -> Result<()> {
 }
 
 /// Notes durably that an origin is about to be written by us.
-fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
+pub(super) fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
     let noted = lock(pool).change_or_keep(|registry| {
         if let Some(record) = registry.by_id_mut(id) {
             record.clean_detach = false;

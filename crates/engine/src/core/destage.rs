@@ -8,7 +8,7 @@
 //! they stay dirty; a crash anywhere repeats the work, which is harmless. A block that a write
 //! holds is not marked: its newer record may already stand in the log before our mark.
 
-use crate::api::{DiskId, Effects};
+use crate::api::{DiskId, Effects, Home};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::apply::Then;
 use crate::core::left::Unread;
@@ -90,7 +90,8 @@ impl Core {
         if d.drain {
             return pool.max(Need::Asked);
         }
-        if over(self.opts.dirty_low_percent) {
+        // What is promised to a disk that moves to an origin is everybody's again once that has it all.
+        if over(self.opts.dirty_low_percent) || d.cfg.home == Home::Moving {
             return pool.max(Need::Background);
         }
         pool
@@ -1054,9 +1055,10 @@ impl Core {
         }
         let d = self.known_mut(disk);
         d.no_longer_dirty(block);
+        let counted = !d.is_promised();
         self.cache.index.set_dirty(slot, false);
         self.flash.slot_cleaned(slot);
-        self.dirty_total -= 1;
+        self.dirty_total -= u64::from(counted);
         true
     }
 }
