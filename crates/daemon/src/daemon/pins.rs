@@ -470,7 +470,7 @@ impl Keeper {
         job.filled = None;
         if job.before.is_some_and(|before| before <= job.left) {
             // All of it was asked for, and nothing stayed: doing that again at once would only keep the origin busy.
-            job.before = None;
+            (job.before, job.progress) = (None, Progress::default());
             job.rest(ROUND);
         } else {
             job.before = Some(job.left);
@@ -533,10 +533,10 @@ impl Keeper {
             job.due = Instant::now() + pause;
             match result {
                 Ok(()) => job.left = job.left.saturating_sub(len),
-                Err(e) => {
+                Err(_) => {
                     job.due = Instant::now() + SOON.max(pause);
                     job.trouble = Some(Fault::new(
-                        format!("not all of it can be read from its origin ({e:?})"),
+                        "not all of it can be read from its origin",
                         "see the log for what is wrong with the origin; it is tried again",
                     ));
                 }
