@@ -25,7 +25,6 @@ events! {
     StopCalledOff: "a stop that is called off",
     StopCutOff: "the power fails while a stop writes",
     StartCutOff: "the power fails while a start writes",
-    CrashBeforeMove: "a crash when the registry says that a disk on flash has an origin, and the engine does not know",
     CrashAfterMove: "a crash soon after a disk on flash was given an origin",
     CrashAfterModeSwitch: "a crash soon after a change of mode",
     CrashWithoutDisk: "a crash while a disk is not attached",

@@ -70,7 +70,8 @@ impl Engine {
                 place(&mut core, disk);
             }
         }
-        let known = core.opts.faults.has(Fault::TrustUnknownOrigin) || cfg.home != Home::Origin;
+        let homeless = matches!(cfg.home, Home::Flash | Home::Scratch);
+        let known = core.opts.faults.has(Fault::TrustUnknownOrigin) || homeless;
         let origin = match known {
             true => OriginState::Flushed,
             false => origin,

@@ -137,12 +137,9 @@ impl World<'_> {
             return self.tick();
         }
         let id = config.id;
+        // Of what lives on flash nobody asks whether it is whole.
+        self.disks[index].maybe_dirty = true;
         self.note_home(index, Home::Moving);
-        if self.profile.crash > 0 && self.rng.chance(1, 20) {
-            self.paths.note(Event::CrashBeforeMove);
-            self.cut_short = true;
-            return Ok(());
-        }
         let mut tries = 0;
         while !self.subject()?.rehome(id, Home::Moving)? {
             tries += 1;
