@@ -23,7 +23,8 @@ pub use config::{Config, ConfigCheck};
 pub use console::{Console, ConsoleAccount, ConsoleEnable, ConsoleOpen, ConsoleRole, StateDir};
 pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
 pub use disk::{
-    Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskScrub, DiskSet, Mode, Switch, Users,
+    Disk, DiskAdd, DiskMirror, DiskMove, DiskRemove, DiskReplace, DiskScrub, DiskSet, Mode, Switch,
+    Users,
 };
 use hearth_daemon::size;
 use hearth_fault::Fault;

@@ -302,6 +302,7 @@ fn pinned(pin: api::PinState, file: &FileReport) -> String {
     match pin {
         api::PinState::Filled => "all".to_owned(),
         api::PinState::NoRoom => "no room".to_owned(),
+        api::PinState::Waiting => "waiting".to_owned(),
         api::PinState::Filling => {
             let share = file.cached as f64 / file.size.max(1) as f64;
             format!("{:.0} %", share.min(0.99) * 100.0)

@@ -2,7 +2,8 @@
 
 mod scrub;
 
-use hearth_daemon::api::types::{self, DiskHome, DiskInfo, DiskState, PoolInfo};
+use hearth_daemon::api::datastores::PinState;
+use hearth_daemon::api::types::{self, DiskHome, DiskInfo, DiskState, PinInfo, PoolInfo};
 use hearth_daemon::client::{Client, disk_path};
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::progress::human_seconds;
@@ -11,7 +12,9 @@ use hearth_fault::Fault;
 use hearth_io::OriginSpec;
 use serde_json::json;
 
-use crate::args::{Disk, DiskAdd, DiskMirror, DiskRemove, DiskReplace, DiskSet, Global, Users};
+use crate::args::{
+    Disk, DiskAdd, DiskMirror, DiskMove, DiskRemove, DiskReplace, DiskSet, Global, Users,
+};
 use crate::follow::follow;
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
@@ -33,6 +36,7 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Remove(args) => remove(global, &client, &args),
         Disk::Mirror(args) => mirror(global, &client, &args),
         Disk::Replace(args) => replace(global, &client, &args),
+        Disk::Move(args) => move_to(global, &client, &args),
         Disk::Scrub(args) => scrub::run(global, &client, &args),
         Disk::AcceptLoss(args) => {
             let info: DiskInfo = client.order(&disk_path(&args.name, "/accept-loss"))?;
@@ -76,6 +80,22 @@ fn mirror(global: &Global, client: &Client, args: &DiskMirror) -> Outcome {
     };
     let info: DiskInfo = client.post(&disk_path(&args.name, "/mirror"), &set)?;
     show(global, &info)
+}
+
+fn move_to(global: &Global, client: &Client, args: &DiskMove) -> Outcome {
+    let to = types::DiskMove {
+        origin: absolute_origin(&args.origin)?,
+    };
+    let info: DiskInfo = client.post(&disk_path(&args.name, "/move"), &to)?;
+    said(
+        global,
+        &info,
+        &format!(
+            "its origin is {}; the {} that only flash has are written there in the background, which `hearth disk show` follows and `hearth disk flush` hurries",
+            plain(&info.origin),
+            human(info.dirty)
+        ),
+    )
 }
 
 /// Adds the new leg, waits until it holds the disk, and takes the old one out. One that is out already goes
@@ -250,6 +270,7 @@ fn home_text(info: &DiskInfo) -> String {
         DiskHome::Origin => info.settings.mode.word().to_owned(),
         DiskHome::Flash => "on flash alone".to_owned(),
         DiskHome::Scratch => "on flash alone, scratch".to_owned(),
+        DiskHome::Moving => format!("{}, moving off flash", info.settings.mode.word()),
     }
 }
 
@@ -325,7 +346,7 @@ fn list(global: &Global, client: &Client) -> Outcome {
             human(d.dirty),
             d.connections.to_string(),
             match d.home {
-                DiskHome::Origin => plain(&d.origin),
+                DiskHome::Origin | DiskHome::Moving => plain(&d.origin),
                 _ => home_text(d),
             },
         ]);
@@ -350,6 +371,30 @@ fn list(global: &Global, client: &Client) -> Outcome {
     Ok(())
 }
 
+/// How far a pinned disk is, in words.
+fn pin_text(pinned: &PinInfo) -> String {
+    let text = match pinned.state {
+        PinState::Filled => "all of it is on flash".to_owned(),
+        PinState::NoRoom => "not so much flash can be kept for it".to_owned(),
+        PinState::Waiting => "it is not read in just now".to_owned(),
+        PinState::Filling => format!(
+            "being read in, {} left, {}/s{}",
+            human(pinned.bytes_left.unwrap_or(0)),
+            human(pinned.bytes_per_second as u64),
+            pinned
+                .eta_seconds
+                .map_or_else(String::new, |eta| format!(", {}", human_seconds(eta)))
+        ),
+    };
+    match &pinned.reason {
+        Some(reason) => {
+            let remedy = pinned.remedy.clone().unwrap_or_default();
+            format!("{text}: {}", plain(&Fault::new(reason, remedy).to_string()))
+        }
+        None => text,
+    }
+}
+
 fn show(global: &Global, d: &DiskInfo) -> Outcome {
     if global.json {
         return print_json(d);
@@ -365,8 +410,10 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     let mut line = |key: &str, value: String| table.row([key.to_owned(), value]);
     line("state", state_text(d));
     match d.home {
-        DiskHome::Origin if d.legs.is_empty() => line("origin", plain(&d.origin)),
-        DiskHome::Origin => {}
+        DiskHome::Origin | DiskHome::Moving if d.legs.is_empty() => {
+            line("origin", plain(&d.origin));
+        }
+        DiskHome::Origin | DiskHome::Moving => {}
         _ => line("lives", home_text(d)),
     }
     for (i, leg) in d.legs.iter().enumerate() {
@@ -391,6 +438,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     }
     line("block size", human(d.settings.block_size));
     line("flash kept", limit(d.settings.min, "none"));
+    if let Some(pinned) = &d.pinned {
+        line("pinned", pin_text(pinned));
+    }
     if let Some(share) = d.share {
         line("as advised", human(share));
     } else if d.settings.auto {
@@ -402,6 +452,12 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
         "read-only",
         if d.settings.read_only { "yes" } else { "no" }.to_owned(),
     );
+    if d.home == DiskHome::Moving {
+        line(
+            "moving",
+            format!("{} are to be written to the origin", human(d.dirty)),
+        );
+    }
     line("cached", human(d.cached));
     line("dirty", human(d.dirty));
     line(
@@ -486,6 +542,10 @@ fn said(global: &Global, info: &DiskInfo, text: &str) -> Outcome {
 
 fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
     check_takeover(&args.users)?;
+    let others = match args.no_pin {
+        true => json!({ "pin": false }),
+        false => json!({}),
+    };
     let body = types::DiskSet {
         size: args.size.map(|size| size.0),
         size_from_origin: args.size_from_origin,
@@ -493,7 +553,7 @@ fn set(global: &Global, client: &Client, args: &DiskSet) -> Outcome {
         trust: args.trust.map(Into::into),
         sole_user: args.users.sole_user,
         takeover: args.users.takeover,
-        ..args.settings.clone().body(json!({}))?
+        ..args.settings.clone().body(others)?
     };
     let before = match args.size_from_origin {
         true => Some(client.get::<DiskInfo>(&disk_path(&args.name, ""))?.size),
@@ -520,7 +580,7 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
             format!(
                 "--discard-dirty would lose the {} of {} that are only on flash",
                 human(match info.home {
-                    DiskHome::Origin => info.dirty,
+                    DiskHome::Origin | DiskHome::Moving => info.dirty,
                     _ => info.cached,
                 }),
                 args.name

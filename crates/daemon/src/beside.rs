@@ -265,6 +265,14 @@ impl Beside {
         Ok(())
     }
 
+    /// Why something could not be noted, and what to do about it.
+    pub(crate) fn unwritten(&self, why: impl std::fmt::Display, remedy: &str) -> Error {
+        Error::unavailable(
+            format!("cannot write {}: {why}", self.path().display()),
+            remedy,
+        )
+    }
+
     /// Up to when the origin of an ordered disk holds what was flushed, milliseconds since 1970, as was noted last.
     pub(crate) fn ordered_upto(&self, id: u16, serial: Uuid) -> Option<u64> {
         let file = File::open(self.order_path()).ok()?;

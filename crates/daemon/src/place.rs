@@ -36,6 +36,11 @@ pub(crate) struct FileSystem {
 }
 
 impl FileSystem {
+    /// Bytes that may still be written by us.
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
     /// Of the file system that holds `path`, which must exist.
     pub fn of(path: &Path) -> std::io::Result<FileSystem> {
         let name = CString::new(path.as_os_str().as_bytes())?;

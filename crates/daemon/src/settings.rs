@@ -240,6 +240,7 @@ settings! {
         takes: Takes::Mode,
         help: "Cache mode",
         set: |record, value| put(&mut record.mode, value, |mode| Ok(mode_to(mode))),
+        check: check_pin,
         engine: |engine, record| engine.set_mode(record.id, Mode::from(mode_of(record.mode))),
         ..QUIET
     };
@@ -266,7 +267,15 @@ settings! {
         help_set: "; 0 for no limit",
         help_add: " [default: no limit]",
         set: |record, value| put(&mut record.max_bytes, value, Ok),
-        check: check_limits,
+        check: |record| check_limits(record).and_then(|()| check_pin(record)),
+        ..QUIET
+    };
+    /// All of it is to be on flash: what is missing is read in, in the background, and stays.
+    pin: bool = |record| record.pin, Setting {
+        takes: Takes::Switch,
+        help: "Have all of it on flash: what is missing is read in, in the background, and stays",
+        set: |record, value| put(&mut record.pin, value, Ok),
+        check: check_pin,
         ..QUIET
     };
     /// Bytes after which a sequential read stream is no longer cached; 0 caches all.
@@ -397,7 +406,7 @@ pub(crate) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
         origin_align: device.align(),
         mode: Mode::from(mode_of(record.mode)),
         block_size: block_size(record),
-        min_bytes: record.min_bytes,
+        min_bytes: record.kept_bytes(),
         max_bytes: record.max_bytes,
         seq_cutoff: record.seq_cutoff,
         read_only: record.read_only,
@@ -427,6 +436,7 @@ pub(crate) fn home(home: hearth_format::Home) -> Home {
         hearth_format::Home::Origin => Home::Origin,
         hearth_format::Home::Flash => Home::Flash,
         hearth_format::Home::Scratch => Home::Scratch,
+        hearth_format::Home::Moving => Home::Moving,
     }
 }
 
@@ -479,6 +489,27 @@ fn check_age(seconds: f64) -> Result<u32> {
             MAX_AGE.end()
         ),
         "30s suits most disks; 0 is no limit",
+    ))
+}
+
+/// What is pinned is cached whole.
+fn check_pin(record: &DiskRecord) -> Result<()> {
+    if !record.pin {
+        return Ok(());
+    }
+    let (fault, remedy) = if record.mode == hearth_format::CacheMode::Off {
+        (
+            "nothing of it is cached with --mode off",
+            "choose another mode",
+        )
+    } else if record.max_bytes != 0 {
+        ("it has a limit", "lift that with --max 0")
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(
+        format!("all of a disk cannot be kept on flash while {fault}"),
+        format!("{remedy}, or unpin the disk with --no-pin"),
     ))
 }
 

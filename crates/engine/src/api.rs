@@ -53,6 +53,9 @@ pub enum Home {
     Flash,
     /// The same, and all of it is zeros after a crash: nothing waits for flash to be flushed.
     Scratch,
+    /// On its origin from now on, and most of it on flash alone still: it lived there, and was given an origin of zeros. What
+    /// was promised to it stays so until the origin has it all, and its dirty blocks count for nobody else meanwhile.
+    Moving,
 }
 
 /// Of the blocks that flash can hold, so many in a hundred may be promised to disks that live there: the

@@ -163,7 +163,7 @@ impl Core {
                 d.lost.len(),
                 counted.lost,
             )?;
-            dirty += if d.has_origin() { counted.dirty } else { 0 };
+            dirty += if d.is_promised() { 0 } else { counted.dirty };
             zero_runs += d.zero.run_count();
         }
         same("dirty blocks of all disks", self.dirty_total, dirty)?;

@@ -16,6 +16,7 @@ mod moves;
 pub(crate) mod ordered;
 mod own;
 mod rebuild;
+mod rehome;
 pub(crate) mod rest;
 mod room;
 pub(crate) mod route;

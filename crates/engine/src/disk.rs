@@ -106,6 +106,8 @@ pub(crate) struct Disk {
     /// The disk is about to grow: number of the record that makes copies of its odd last block void.
     /// Until it has grown no new copy is made.
     pub voiding: Option<u64>,
+    /// It was given an origin: what was appended up to then.
+    pub moved_ord: u64,
     /// Newest eviction of a segment in which a copy went. No record says so: until the segment is free,
     /// a crash brings the copy back.
     pub evicted: u64,
@@ -138,7 +140,18 @@ pub(crate) struct Disk {
 impl Disk {
     /// False if it lives on flash alone: nothing of it is ever read from an origin or written to one.
     pub fn has_origin(&self) -> bool {
-        self.cfg.home == Home::Origin
+        matches!(self.cfg.home, Home::Origin | Home::Moving)
+    }
+
+    /// What flash has of it was put there under other rules than hold for `home`.
+    pub fn lives_otherwise(&self, home: Home) -> bool {
+        let with_origin = |home| matches!(home, Home::Origin | Home::Moving);
+        self.cfg.home != home && !(with_origin(self.cfg.home) && with_origin(home))
+    }
+
+    /// Flash was promised for all of it, so its dirty blocks are not counted with those of others.
+    pub fn is_promised(&self) -> bool {
+        self.cfg.home != Home::Origin
     }
 
     /// Nothing of it has to survive a crash.
@@ -202,6 +215,7 @@ impl Disk {
             waking_locks: false,
             cleaned_ord: 0,
             voiding: None,
+            moved_ord: 0,
             drain: false,
             own_hand: 0,
             cached: 0,

@@ -179,6 +179,15 @@ kinds! {
     /// A disk is served.
     "disk-attached" Info DiskAttached { disk: String }
         "attached"
+    /// All of a pinned disk is on flash, after something of it had to be read in.
+    "disk-pinned" Info DiskPinned { disk: String, bytes: u64 }
+        "all of its {bytes} bytes are on flash"
+    /// A disk that lives on flash was given an origin, to which all that it has is written.
+    "disk-moving" Info DiskMoved { disk: String, origin: String }
+        "moves to {origin}"
+    /// The origin that a disk was given has everything.
+    "disk-moved" Info DiskHasMoved { disk: String, origin: String }
+        "{origin} has everything"
     /// A disk is not served, because its origin is missing; it is tried again.
     "disk-waiting" Warning DiskWaiting { disk: String, why: String }
         "waiting: {why}"

@@ -60,8 +60,10 @@ mod tag {
     /// An older version would look for an origin, and drop what nobody else has.
     pub const HOME: u16 = super::CRITICAL | 25;
     pub const MAX_AGE: u16 = 26;
+    /// An older version caches the disk as any other.
+    pub const PIN: u16 = 27;
     /// The last number this version knows.
-    pub const LAST: u16 = 26;
+    pub const LAST: u16 = 27;
 }
 
 /// How a disk is cached.
@@ -93,6 +95,9 @@ pub enum Home {
     Flash = 1,
     /// The same, and a crash leaves nothing of it.
     Scratch = 2,
+    /// On its origin, which it was given while it lived on flash, and which does not have everything yet. An older version
+    /// refuses the pool.
+    Moving = 3,
 }
 
 /// What an origin looked like when its disk was last detached: if it differs at the next
@@ -173,6 +178,8 @@ pub struct DiskRecord {
     /// If it is ordered: how far behind its origin may be before its writes wait, in milliseconds; 0 means no
     /// limit.
     pub max_age_ms: u32,
+    /// All of it is to be on flash, and stay there.
+    pub pin: bool,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -206,6 +213,7 @@ impl Default for DiskRecord {
             mirror: None,
             home: Home::default(),
             max_age_ms: 0,
+            pin: false,
             unknown: Vec::new(),
         }
     }
@@ -239,7 +247,28 @@ impl DiskRecord {
 
     /// True if nothing of it is on an origin.
     pub fn is_flash_only(&self) -> bool {
-        self.home != Home::Origin
+        matches!(self.home, Home::Flash | Home::Scratch)
+    }
+
+    /// Bytes of flash that are promised to it: all that it has, if it lives there, or did and its origin does not have
+    /// everything yet.
+    pub fn promised_bytes(&self) -> u64 {
+        match self.home {
+            Home::Origin => 0,
+            _ => self.size,
+        }
+    }
+
+    /// Bytes of flash that its owner wants kept for it: its minimum, or all of it if it is pinned.
+    pub fn kept_bytes(&self) -> u64 {
+        match self.pin && self.home == Home::Origin {
+            true => self
+                .size
+                .div_ceil(4096)
+                .saturating_mul(4096)
+                .max(self.min_bytes),
+            false => self.min_bytes,
+        }
     }
 
     /// Checks what must hold for a record, whoever made it.
@@ -366,6 +395,9 @@ impl DiskRecord {
         if self.max_age_ms != 0 {
             field(out, tag::MAX_AGE, &self.max_age_ms.to_le_bytes());
         }
+        if self.pin {
+            field(out, tag::PIN, &[1]);
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -451,6 +483,7 @@ impl DiskRecord {
             tag::CHAIN => self.chain = text(tag, bytes)?.split('\n').map(str::to_owned).collect(),
             tag::CLIENTS => self.clients = u32::from_le_bytes(exact(tag, bytes)?),
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
+            tag::PIN => self.pin = flag(tag, bytes)?,
             tag::MAX_AGE => self.max_age_ms = u32::from_le_bytes(exact(tag, bytes)?),
             tag::DATASTORE => self.datastore = text(tag, bytes)?,
             tag::MIRROR => self.mirror = Some(MirrorStamps::decode(bytes)?),
@@ -460,6 +493,7 @@ impl DiskRecord {
                     0 => Home::Origin,
                     1 => Home::Flash,
                     2 => Home::Scratch,
+                    3 => Home::Moving,
                     _ => return Err(newer(format!("home {raw} of a disk"))),
                 };
             }

@@ -534,6 +534,7 @@ fn registry() {
         mirror: None,
         home: Home::Origin,
         max_age_ms: 0,
+        pin: false,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
@@ -732,6 +733,46 @@ fn where_a_disk_lives() {
     assert_eq!(field(&encode(Home::Origin)), None);
     assert_eq!(field(&encode(Home::Flash)), Some(1));
     assert_eq!(field(&encode(Home::Scratch)), Some(2));
+    assert_eq!(field(&encode(Home::Moving)), Some(3));
+}
+
+/// Field 27, and what follows from it.
+#[test]
+fn a_disk_that_is_to_be_all_on_flash() {
+    let plain = DiskRecord {
+        id: 1,
+        name: "a".to_owned(),
+        origin: "/a".to_owned(),
+        size: 5000,
+        min_bytes: 4096,
+        ..DiskRecord::default()
+    };
+    assert_eq!(plain.kept_bytes(), 4096);
+    let pinned = DiskRecord {
+        pin: true,
+        ..plain.clone()
+    };
+    assert_eq!(pinned.kept_bytes(), 8192, "whole blocks");
+    let moving = DiskRecord {
+        home: Home::Moving,
+        ..pinned.clone()
+    };
+    assert_eq!(moving.kept_bytes(), 4096, "it is promised already");
+    assert_eq!(moving.promised_bytes(), 5000);
+    let encode = |disk: &DiskRecord| {
+        let registry = Registry {
+            generation: 1,
+            next_disk_id: 2,
+            disks: vec![disk.clone().into()],
+            unknown_records: Vec::new(),
+        };
+        let bytes = registry.encode(pool()).unwrap();
+        assert_eq!(Registry::decode(&bytes, pool()).unwrap(), registry);
+        let field = bytes.windows(5).position(|w| w == [0x1B, 0, 1, 0, 1]);
+        field.is_some()
+    };
+    assert!(!encode(&plain));
+    assert!(encode(&pinned));
 }
 
 const MIRROR_STAMPS: &[&str] = &[

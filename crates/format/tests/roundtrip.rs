@@ -159,8 +159,9 @@ prop_compose! {
             fenced_at,
             datastore,
             mirror: flags[1].then(|| mirror(serial, size_then)),
-            home: [Home::Origin, Home::Flash, Home::Scratch][mode % 3],
+            home: [Home::Origin, Home::Flash, Home::Scratch, Home::Moving][mode % 4],
             max_age_ms: [0, 30_000, u32::MAX][mode % 3],
+            pin: mode % 2 == 1,
             unknown,
         }
     }

@@ -25,6 +25,7 @@ events! {
     StopCalledOff: "a stop that is called off",
     StopCutOff: "the power fails while a stop writes",
     StartCutOff: "the power fails while a start writes",
+    CrashAfterMove: "a crash soon after a disk on flash was given an origin",
     CrashAfterModeSwitch: "a crash soon after a change of mode",
     CrashWithoutDisk: "a crash while a disk is not attached",
     OriginAlone: "the origin of an ordered disk is looked at as if all flash were gone",

@@ -4,7 +4,9 @@ use crate::media::SimMedia;
 use crate::mirrored::LegFault;
 use crate::prng::Prng;
 use crate::subject::{Known, Maker, Reshape, Shape, Subject, Unsaved};
-use hearth_engine::api::{DiskConfig, DiskId, Effects, ExtentState, Mode, OriginState, Request};
+use hearth_engine::api::{
+    DiskConfig, DiskId, Effects, ExtentState, Home, Mode, OriginState, Request,
+};
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, Upto};
 use hearth_format::change::{self, Newcomer};
@@ -386,6 +388,13 @@ impl Subject for RealSubject {
     }
     fn set_size(&self, id: DiskId, size: u64) -> Result<bool, String> {
         retry(self.engine.set_size(id, size)).map(|done| done.is_some())
+    }
+    fn rehome(&self, id: DiskId, home: Home) -> Result<bool, String> {
+        match self.engine.rehome(id, home) {
+            // Its origin does not have everything.
+            Err(hearth_engine::ControlError::Dirty) => Ok(false),
+            other => retry(other).map(|done| done.is_some()),
+        }
     }
     fn drain(&self, id: DiskId, on: bool) -> Result<(), String> {
         self.engine.drain(id, on).map_err(text)

@@ -74,6 +74,10 @@ pub trait Subject {
     fn set_limits(&self, id: DiskId, min: u64, max: u64) -> Result<(), String>;
     /// Tells of a grown origin. False: busy, try again.
     fn set_size(&self, id: DiskId, size: u64) -> Result<bool, String>;
+    /// Gives a disk that lives on flash an origin of zeros, or says that its origin has it all. False: not now, try again.
+    fn rehome(&self, _id: DiskId, _home: Home) -> Result<bool, String> {
+        Ok(false)
+    }
     /// Starts or stops writing back everything dirty at full speed.
     fn drain(&self, id: DiskId, on: bool) -> Result<(), String>;
     /// True if nothing of the disk is dirty: the origin alone is the disk.

@@ -101,7 +101,7 @@ pub(crate) struct Disk {
 impl Disk {
     /// It has no origin.
     pub fn homeless(&self) -> bool {
-        self.config.home != Home::Origin
+        matches!(self.config.home, Home::Flash | Home::Scratch)
     }
 
     pub fn attached(&self) -> bool {

@@ -1,9 +1,20 @@
-//! Disks that live on flash: what is promised, what outlives a stop and a crash, and how they go.
+//! Disks that live on flash: what is promised, what outlives a stop and a crash, and how they go. And those of which all is
+//! on flash besides.
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command as Program, Stdio};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use hearth_rig::Hearth;
-use hearth_rig::daemon::path;
+use hearth_rig::daemon::{binary, path, write_random};
 use hearth_rig::nbd::Command;
+use hearth_rig::wait::until;
+use serde_json::Value;
+
+/// Far longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(120);
 
 const MIB: usize = 1 << 20;
 
@@ -132,5 +143,252 @@ fn a_scratch_disk_outlives_a_stop_and_is_empty_after_a_crash() -> Result<()> {
     hearth.stop()?;
     hearth.start()?;
     ensure!(hearth.connect("s")?.read(0, MIB as u32)? == bytes(9));
+    Ok(())
+}
+
+fn shown(hearth: &Hearth, name: &str) -> Result<Value> {
+    let text = hearth.ok(&["disk", "show", name, "--json"])?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Waits until all of a pinned disk is on flash.
+fn filled(hearth: &Hearth, name: &str, least: u64) -> Result<Value> {
+    until("all of the disk is on flash", LIMIT, || {
+        let now = shown(hearth, name).ok()?;
+        let there = now["pinned"]["state"] == "filled" && now["cached"].as_u64() >= Some(least);
+        there.then_some(now)
+    })
+}
+
+#[test]
+fn all_of_a_pinned_disk_is_on_flash_after_kills_and_floods_and_when_it_grows() -> Result<()> {
+    const SIZE: u64 = 48 << 20;
+    let mut hearth = Hearth::serving("256M")?;
+    let file = hearth.dir().join("p.raw");
+    write_random(&file, SIZE, 7)?;
+    hearth.add("p", path(&file), &[])?;
+    hearth.ok(&["disk", "set", "p", "--pin"])?;
+    until("something of it was read in", LIMIT, || {
+        let now = shown(&hearth, "p").ok()?;
+        (now["cached"].as_u64() > Some(0)).then_some(())
+    })?;
+    // In the midst of it, or just after.
+    hearth.kill9()?;
+    hearth.start()?;
+    let now = filled(&hearth, "p", SIZE)?;
+    ensure!(
+        now["pin"] == true && now["pinned"]["bytes_left"] == 0,
+        "{now}"
+    );
+    let told = hearth.ok(&["disk", "show", "p"])?;
+    ensure!(told.contains("all of it is on flash"), "{told}");
+    let content = std::fs::read(&file)?;
+    let holds = |hearth: &Hearth, content: &[u8]| -> Result<()> {
+        let mut client = hearth.connect("p")?;
+        for (n, piece) in content.chunks(MIB).enumerate() {
+            let at = (n * MIB) as u64;
+            ensure!(client.read(at, piece.len() as u32)? == piece, "at {at}");
+        }
+        Ok(())
+    };
+    holds(&hearth, &content)?;
+    ensure!(
+        hearth.counter("p", "read_misses")? == 0,
+        "nobody waited for the origin"
+    );
+
+    // More than fits beside it passes by, twice; where the log had to take something, it comes back.
+    let other = hearth.origin("q", 320 << 20)?;
+    hearth.add("q", path(&other), &["--seq-cutoff", "0"])?;
+    let mut client = hearth.connect("q")?;
+    for at in (0..320u64 << 20).step_by(MIB) {
+        client.read(at, MIB as u32)?;
+    }
+    drop(client);
+    filled(&hearth, "p", SIZE)?;
+    holds(&hearth, &content)?;
+
+    // It grows with its origin, unless not so much can be kept.
+    let content = [content, bytes(9).repeat(8)].concat();
+    let grown = std::fs::File::options().append(true).open(&file)?;
+    (&grown).write_all(&content[SIZE as usize..])?;
+    grown.set_len(1 << 30)?;
+    let said = hearth.refused(&["disk", "set", "p", "--size-from-origin"])?;
+    ensure!(said.contains("1 GiB cannot be kept for p"), "{said}");
+    grown.set_len(SIZE + (8 << 20))?;
+    hearth.ok(&["disk", "set", "p", "--size-from-origin"])?;
+    filled(&hearth, "p", SIZE + (8 << 20))?;
+    holds(&hearth, &content)?;
+
+    // What cannot be kept is refused with figures, and what makes no sense with the reason.
+    let said = hearth.refused(&["disk", "set", "q", "--pin"])?;
+    ensure!(said.contains("320 MiB cannot be kept for q"), "{said}");
+    ensure!(said.contains("56 MiB are kept for other disks"), "{said}");
+    let said = hearth.refused(&["disk", "set", "p", "--max", "8M"])?;
+    ensure!(said.contains("it has a limit"), "{said}");
+    let said = hearth.refused(&["disk", "set", "p", "--mode", "off"])?;
+    ensure!(said.contains("--no-pin"), "{said}");
+    hearth.ok(&["disk", "add", "f", "--flash-only", "8M"])?;
+    let said = hearth.refused(&["disk", "set", "f", "--pin"])?;
+    ensure!(said.contains("being pinned"), "{said}");
+
+    // Given back, also over a restart.
+    hearth.ok(&["disk", "set", "p", "--no-pin"])?;
+    ensure!(shown(&hearth, "p")?["pinned"].is_null());
+    hearth.stop()?;
+    hearth.start()?;
+    let now = shown(&hearth, "p")?;
+    ensure!(now["pin"] == false && now["pinned"].is_null(), "{now}");
+    Ok(())
+}
+
+/// Bytes of disks that move: some are written, some of those discarded, and the rest never written.
+const MOVED: u64 = 24 << 20;
+
+fn content_of(round: u8) -> Vec<u8> {
+    let mut all = vec![0; MOVED as usize];
+    for n in (0..20).filter(|n| n % 4 != 3) {
+        all[n * MIB..][..MIB].fill(round.wrapping_mul(20).wrapping_add(n as u8 + 1));
+    }
+    all[5 * MIB..][..MIB].fill(0);
+    all
+}
+
+/// A disk on flash that holds that, durably.
+fn holding(hearth: &Hearth, name: &str, round: u8) -> Result<Vec<u8>> {
+    hearth.ok(&["disk", "add", name, "--flash-only", "24M"])?;
+    let content = content_of(round);
+    let mut client = hearth.connect(name)?;
+    for n in (0..20).filter(|n| n % 4 != 3) {
+        client.write((n * MIB) as u64, &bytes(content[n * MIB].max(1)))?;
+    }
+    client.call(Command::Trim, 5 << 20, MIB as u32, &[])?;
+    client.flush()?;
+    Ok(content)
+}
+
+fn holds(hearth: &Hearth, name: &str, content: &[u8]) -> Result<()> {
+    let mut client = hearth.connect(name)?;
+    for (n, piece) in content.chunks(MIB).enumerate() {
+        let got = client.read((n * MIB) as u64, MIB as u32)?;
+        ensure!(got == piece, "{name}: MiB {n} is not what was flushed");
+    }
+    Ok(())
+}
+
+/// Waits until its origin has everything, and looks at it.
+fn moved(hearth: &Hearth, name: &str, file: &std::path::Path, content: &[u8]) -> Result<()> {
+    hearth.ok(&["disk", "flush", name])?;
+    until("its flash is everybody's again", LIMIT, || {
+        let now = shown(hearth, name).ok()?;
+        (now["home"] == "origin").then_some(())
+    })?;
+    ensure!(
+        std::fs::read(file)? == content,
+        "the origin alone is the disk"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_disk_on_flash_is_given_an_origin_while_it_is_used() -> Result<()> {
+    let mut hearth = Hearth::serving("128M")?;
+    let mut content = holding(&hearth, "d", 0)?;
+    let file = hearth.dir().join("d.raw");
+    let mut client = hearth.connect("d")?;
+
+    // What will not do is refused, and leaves it as it is.
+    let taken = hearth.dir().join("taken.raw");
+    std::fs::write(&taken, bytes(1).repeat(24))?;
+    let small = hearth.dir().join("small.raw");
+    std::fs::write(&small, bytes(0))?;
+    hearth.ok(&["disk", "add", "s", "--flash-only", "4M", "--scratch"])?;
+    hearth.origin("o", 1 << 20)?;
+    for (name, origin, why) in [
+        ("d", path(&taken), "holds something"),
+        ("d", path(&small), "and the disk 25165824"),
+        ("d", "/dev/null", "a file that does not exist"),
+        ("d", "qcow2:/x.qcow2", "a file that does not exist"),
+        ("d", "/no/such/directory/d.raw", "/no/such/directory"),
+        ("s", path(&file), "scratch"),
+        ("nobody", path(&file), "nobody"),
+    ] {
+        let said = hearth.refused(&["disk", "move", name, "--origin", origin])?;
+        ensure!(said.contains(why), "{origin}: {said}");
+        ensure!(!file.exists(), "{origin}: nothing is left");
+    }
+    ensure!(shown(&hearth, "d")?["home"] == "flash");
+
+    // The client that is connected goes on.
+    let said = hearth.said(&["disk", "move", "d", "--origin", path(&file)])?;
+    ensure!(said.contains("in the background"), "{said}");
+    client.write(21 << 20, &bytes(99))?;
+    client.call(Command::Trim, 0, MIB as u32, &[])?;
+    client.flush()?;
+    content[21 * MIB..22 * MIB].fill(99);
+    content[..MIB].fill(0);
+    ensure!(client.read(21 << 20, MIB as u32)? == bytes(99));
+    ensure!(client.read(5 << 20, MIB as u32)? == bytes(0));
+    let said = hearth.refused(&["disk", "move", "d", "--origin", path(&file)])?;
+    ensure!(said.contains("has an origin"), "{said}");
+    hearth.kill9()?;
+    hearth.start()?;
+    holds(&hearth, "d", &content)?;
+    moved(&hearth, "d", &file, &content)?;
+    let promised = |hearth: &Hearth| -> Result<Value> {
+        let text = hearth.ok(&["pool", "show", "--json"])?;
+        Ok(serde_json::from_str::<Value>(&text)?["promised"].clone())
+    };
+    ensure!(promised(&hearth)? == 4 << 20, "{}", promised(&hearth)?);
+    hearth.stop()?;
+    hearth.start()?;
+    holds(&hearth, "d", &content)?;
+    // It is a disk like others.
+    hearth.ok(&["disk", "set", "d", "--mode", "write-through"])?;
+    hearth.ok(&["disk", "remove", "d", "--yes"])?;
+    ensure!(std::fs::read(&file)? == content);
+    Ok(())
+}
+
+#[test]
+fn a_kill_in_the_midst_of_a_move_leaves_the_old_disk_or_the_new_one() -> Result<()> {
+    let mut hearth = Hearth::serving("128M")?;
+    for round in 0..4u8 {
+        let name = format!("d{round}");
+        let content = holding(&hearth, &name, round)?;
+        let file = hearth.dir().join(format!("{name}.raw"));
+        // Slow to take it, so that it is killed while much is dirty.
+        let origin = format!("model-hdd:{}", path(&file));
+        let mut order = Program::new(binary()?)
+            .arg("--run-dir")
+            .arg(hearth.run_dir())
+            .args(["disk", "move", &name, "--origin", &origin])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let reached = |hearth: &Hearth| match round {
+            // Between the file and the registry, most likely.
+            0 => Some(file.exists()),
+            // Just after the registry.
+            1 | 2 => Some(shown(hearth, &name).ok()?["home"] != "flash"),
+            // Some of it was written.
+            _ => Some(std::fs::metadata(&file).ok()?.blocks() > 0),
+        };
+        until("the move has come so far", LIMIT, || {
+            reached(&hearth).filter(|so| *so)
+        })?;
+        hearth.kill9()?;
+        // It was answered, or not.
+        order.wait()?;
+        hearth.start()?;
+        holds(&hearth, &name, &content)?;
+        if shown(&hearth, &name)?["home"] == "flash" {
+            hearth.ok(&["disk", "move", &name, "--origin", &origin])?;
+            holds(&hearth, &name, &content)?;
+        }
+        moved(&hearth, &name, &file, &content)?;
+        hearth.ok(&["disk", "remove", &name, "--yes"])?;
+    }
     Ok(())
 }

@@ -71,7 +71,7 @@ pub enum Disk {
     /// Change settings while the disk is in use
     #[command(
         after_help = "Example:\n  hearth disk set vm1 --mode write-through\n  \
-        hearth disk set vm1 --size-from-origin\n  hearth disk set vm1 --trust flash"
+        hearth disk set vm1 --pin\n  hearth disk set vm1 --size-from-origin\n  hearth disk set vm1 --trust flash"
     )]
     Set(DiskSet),
     /// Write everything dirty to the origin; Ctrl-C calls it off
@@ -95,6 +95,9 @@ pub enum Disk {
         hearth disk scrub vm1 --every 7"
     )]
     Scrub(DiskScrub),
+    /// Give a disk that lives on flash an origin while it is in use; what it has is written there in the background
+    #[command(after_help = "Example:\n  hearth disk move db --origin /srv/db.raw")]
+    Move(DiskMove),
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
     AcceptLoss(DiskName),
@@ -145,6 +148,9 @@ pub struct DiskSet {
     pub name: String,
     #[command(flatten)]
     pub settings: Settings<false>,
+    /// No longer have all of it on flash: the same as --pin off
+    #[arg(long, group = "change", conflicts_with = "pin")]
+    pub no_pin: bool,
     /// Of a disk that lives on flash: its new size, not smaller than before
     #[arg(long, group = "change", value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<Size>,
@@ -209,6 +215,16 @@ pub struct DiskReplace {
     /// The one in its place; all of it is overwritten
     #[arg(value_name = "NEW")]
     pub new: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskMove {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// A file that does not exist, which is made, or one that is as large as the disk and has no data (`truncate -s`)
+    #[arg(long, value_name = "PATH")]
+    pub origin: String,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -84,7 +84,10 @@ impl<const ADD: bool> Settings<ADD> {
             Takes::Count => option
                 .value_parser(value_parser!(u32).range(0..=i64::from(CLIENTS_MAX)))
                 .value_name("N"),
-            Takes::Switch if !ADD => option.value_parser(value_parser!(Switch)),
+            Takes::Switch if !ADD => option
+                .value_parser(value_parser!(Switch))
+                .num_args(0..=1)
+                .default_missing_value("on"),
             Takes::Switch | Takes::Flag => option.action(ArgAction::SetTrue),
         };
         match setting.takes {

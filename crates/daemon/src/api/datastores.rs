@@ -98,6 +98,8 @@ pub enum PinState {
     Filled,
     /// So much flash cannot be kept for it.
     NoRoom,
+    /// Of a disk: it cannot be read in just now.
+    Waiting,
 }
 
 /// A file of a datastore that is a disk of the pool, or was one and is cached still.

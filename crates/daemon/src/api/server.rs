@@ -28,8 +28,8 @@ use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
 use super::swap::SwapInfo;
 use super::types::{
-    DiskAdd, DiskInfo, DiskRemove, DiskSet, Done, ErrorBody, MirrorSet, PoolExport, PoolInfo,
-    ScrubSet,
+    DiskAdd, DiskInfo, DiskMove, DiskRemove, DiskSet, Done, ErrorBody, MirrorSet, PoolExport,
+    PoolInfo, ScrubSet,
 };
 use super::upgrade::{UpgradePlan, UpgradeRequest, UpgradeState};
 use super::workload::{HistogramReport, RecordStart, Recording};
@@ -74,6 +74,8 @@ pub trait Control: Send + Sync + 'static {
     fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo>;
     /// Changes the legs of a mirrored disk, and how they are copied to.
     fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo>;
+    /// Gives a disk that lives on flash an origin while it is served.
+    fn move_disk(&self, name: &str, to: &DiskMove) -> Result<DiskInfo>;
     /// All figures, for Prometheus.
     fn metrics(&self, form: Form) -> String;
     /// Begins a scrub of a mirrored disk, calls it off, or says which leg is right.
@@ -418,6 +420,20 @@ async fn set_mirror(
     .await
 }
 
+/// Give a disk that lives on flash an origin while it is served: a new file, to which all that it has is written in the background.
+#[utoipa::path(post, path = "/v1/disks/{name}/move", tag = "disks", params(("name" = String, Path)),
+    request_body = DiskMove, responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn move_disk(
+    State(panel): Shared,
+    Path(name): Path<String>,
+    Body(to): Body<DiskMove>,
+) -> Result<Json<DiskInfo>> {
+    // It is made there.
+    let spot = crate::spot::of(&to.origin);
+    run_at(panel, spot, Class::Asked, move |c| c.move_disk(&name, &to)).await
+}
+
 /// Compare the legs of a mirrored disk with one another and with what is cached while it is served, or call that off.
 #[utoipa::path(post, path = "/v1/disks/{name}/scrub", tag = "disks", params(("name" = String, Path)),
     request_body = ScrubSet, responses(
@@ -509,6 +525,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(cancel_disk))
         .routes(routes!(accept_loss))
         .routes(routes!(set_mirror))
+        .routes(routes!(move_disk))
         .routes(routes!(set_scrub))
         .routes(routes!(get_stats))
         .routes(routes!(get_disk_stats))

@@ -9,6 +9,7 @@ use hearth_fault::Fault;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::datastores::PinState;
 use super::workload::Recording;
 use crate::error::Error;
 use crate::settings::{SettingsChanged, SettingsGiven, SettingsShown};
@@ -118,6 +119,8 @@ pub enum DiskHome {
     Flash,
     /// On flash alone, and nothing of it is left after a crash.
     Scratch,
+    /// On its origin, which it was given while it lived on flash, and which does not have everything yet.
+    Moving,
 }
 
 impl From<hearth_format::Home> for DiskHome {
@@ -126,6 +129,7 @@ impl From<hearth_format::Home> for DiskHome {
             hearth_format::Home::Origin => DiskHome::Origin,
             hearth_format::Home::Flash => DiskHome::Flash,
             hearth_format::Home::Scratch => DiskHome::Scratch,
+            hearth_format::Home::Moving => DiskHome::Moving,
         }
     }
 }
@@ -293,6 +297,27 @@ pub struct DrainProgress {
     pub eta_seconds: Option<f64>,
 }
 
+/// How far a disk is that is to be all on flash.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PinInfo {
+    /// What is done about it.
+    pub state: PinState,
+    /// Bytes that are not on flash yet, as far as they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_left: Option<u64>,
+    /// Bytes per second that were read in, over the last seconds.
+    pub bytes_per_second: f64,
+    /// Seconds left; absent while nothing shrinks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<f64>,
+    /// Why it is not read in just now, or not all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What to do about the reason, if there is something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
 /// How far the origin of an ordered disk is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OrderInfo {
@@ -346,6 +371,9 @@ pub struct DiskInfo {
     /// Its settings.
     #[serde(flatten)]
     pub settings: SettingsShown,
+    /// How far it is, if it is to be all on flash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<PinInfo>,
     /// Bytes of flash kept for it as advised, until the daemon stops or other advice is applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<u64>,
@@ -411,6 +439,14 @@ pub struct DiskInfo {
     /// Why the last flush or removal ended before it was done, unless somebody called it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incomplete: Option<ErrorBody>,
+}
+
+/// Where a disk that lives on flash is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskMove {
+    /// Its origin: the path of a file that does not exist, which is made, or of one that is as large and has no data.
+    pub origin: String,
 }
 
 /// What is to change about the legs of a disk; what is absent stays as it is.

@@ -118,7 +118,7 @@ impl Known {
             rate: curve.map_or(0.0, |c| c.rate),
             hit_us,
             miss_us,
-            min: blocks(self.record.min_bytes),
+            min: blocks(self.record.kept_bytes()),
             max: self.max_blocks(),
         }
     }
@@ -386,7 +386,7 @@ impl Daemon {
 
     /// Flash may have to be kept for a disk.
     pub(super) fn note_share(&self, record: &DiskRecord) {
-        if record.min_bytes > 0 {
+        if record.kept_bytes() > 0 {
             lock(&self.sharing).insert(record.id);
         }
     }
@@ -526,11 +526,11 @@ impl Wish {
             record.max_bytes
         };
         Wish {
-            min: record.min_bytes,
+            min: record.kept_bytes(),
             more: share
                 .unwrap_or(0)
                 .min(most)
-                .saturating_sub(record.min_bytes),
+                .saturating_sub(record.kept_bytes()),
         }
     }
 }

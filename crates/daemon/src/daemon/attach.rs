@@ -6,36 +6,35 @@
 //! before the first write, any change of the origin is somebody else's; later in a disk's life
 //! the comparison of cached blocks has to tell.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, OriginState};
 use hearth_format::{DiskRecord, OriginIdentity, Registry};
-use hearth_io::{BlockFile, Device, OriginSpec, Target, Targets};
+use hearth_io::{Device, OriginSpec, Target, Targets};
 use hearth_origin::Backing;
 
-use hearth_origin::owner::{ClaimError, Take};
+use hearth_origin::owner::Take;
 
-use super::admission::{self, Ownership};
-use super::chains::check_chain_names;
+use super::admission::Ownership;
 use super::control::refused;
 use super::course::{Attempt, Turn};
 use super::{Daemon, Slot, lock};
 use crate::api::types::Trust;
-use crate::compare;
-use crate::degraded::Dirty;
 use crate::error::{Error, Kind, Result};
-use crate::exports::DiskExport;
 use crate::life::{Event, Life, Unserved};
 use crate::origin;
 use crate::pool::Pool;
-use crate::size::human;
 use crate::spot::Mounts;
 use crate::table::{Purpose, Slots};
 use crate::workers::{Class, Spot};
+
+mod judge;
+mod sizes;
+
+use judge::{Judged, Looks};
+pub(super) use sizes::{MeasuredSpots, shrank};
 
 /// Longest a start waits for origins; those that are slower appear later.
 const ATTACH_TIME: Duration = Duration::from_secs(5);
@@ -48,28 +47,6 @@ const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// Longest wait for its being closed, which on a mount that hangs never ends. A process that opens
 /// an image is given 25 s to end.
 const CLOSE_TIME: Duration = Duration::from_secs(30);
-
-/// What looking at an origin has shown.
-#[derive(Debug, Default)]
-struct Looks {
-    /// Why it is not what the cache believes, if so.
-    differs: Option<String>,
-    /// Why it is taken for unchanged although something about it is not as it was.
-    notice: Option<String>,
-    /// What is said of the bytes of a disk that is older than the rules.
-    old: Option<String>,
-    /// Every clean cached block equals it.
-    clean_fits: bool,
-}
-
-impl Looks {
-    fn differing(differs: Option<String>) -> Looks {
-        Looks {
-            differs,
-            ..Looks::default()
-        }
-    }
-}
 
 /// An origin that was opened and looked at. Here is all that may take as long as it likes.
 pub(super) struct Opened {
@@ -136,16 +113,6 @@ impl Drop for Looking {
     }
 }
 
-/// What becomes of a disk whose origin was opened and judged, but is not served yet.
-struct Judged {
-    record: DiskRecord,
-    notices: Vec<String>,
-    /// Dirty blocks must be in the origin before anybody may read.
-    reconcile: bool,
-    /// The cache is off, and something dirty is still on flash.
-    leaving: bool,
-}
-
 /// A disk that the engine has taken.
 struct Served {
     device: Arc<Device>,
@@ -153,29 +120,6 @@ struct Served {
     /// Dirty blocks must be in the origin before anybody may read.
     reconcile: bool,
 }
-
-/// What happens to a disk of `size` bytes whose origin has `now`.
-pub(super) fn shrank(size: u64, now: u64) -> String {
-    format!(
-        "the origin shrank from {size} to {now} bytes while attached; what lies beyond can neither \
-         be read nor written back until you give it its size back"
-    )
-}
-
-/// The sizes of the origins at a spot are being looked at, until dropped.
-struct Measuring {
-    daemon: Arc<Daemon>,
-    spot: Spot,
-}
-
-impl Drop for Measuring {
-    fn drop(&mut self) {
-        lock(&self.daemon.measuring).remove(&self.spot);
-    }
-}
-
-/// Spots where sizes are being looked at.
-pub(super) type MeasuredSpots = Mutex<BTreeSet<Spot>>;
 
 impl Daemon {
     /// Does on a thread of its own what may get stuck at `spot`. Who does so may rely
@@ -313,69 +257,6 @@ impl Daemon {
         })
     }
 
-    /// Begins to look whether origins have shrunk while attached. Where the question hangs, it is asked
-    /// of nothing else that lies there until it is answered. Called by housekeeping.
-    pub(super) fn look_at_sizes(self: &Arc<Daemon>) {
-        let disks = self.disks.lock();
-        let served = disks.iter().filter_map(|(name, slot)| {
-            let export = slot.export.clone()?;
-            export.origin().file()?;
-            Some((name.to_owned(), export))
-        });
-        let served: Vec<(String, Arc<DiskExport>)> = served.collect();
-        drop(disks);
-        let mounts = Mounts::now();
-        let mut by_spot: BTreeMap<Spot, Vec<(String, Arc<DiskExport>)>> = BTreeMap::new();
-        for (name, export) in served {
-            let spot = mounts.spot_of_path(Path::new(&export.origin().name()));
-            by_spot.entry(spot).or_default().push((name, export));
-        }
-        for (spot, served) in by_spot {
-            if !lock(&self.measuring).insert(spot.clone()) {
-                continue;
-            }
-            let daemon = self.clone();
-            let measuring = Measuring {
-                daemon: daemon.clone(),
-                spot: spot.clone(),
-            };
-            self.aside(&spot, Class::Background, move || {
-                for (name, export) in served {
-                    if let Some(Ok(now)) = export.origin().file().map(BlockFile::current_size) {
-                        daemon.note_size(&name, &export, now);
-                    }
-                }
-                drop(measuring);
-            });
-        }
-    }
-
-    fn note_size(&self, name: &str, export: &Arc<DiskExport>, now: u64) {
-        let mut disks = self.disks.lock();
-        let Some(slot) = disks.get_mut(name) else {
-            return;
-        };
-        if !slot.export().is_some_and(|e| Arc::ptr_eq(e, export)) {
-            return;
-        }
-        let size = hearth_volume::Volume::size(&**export);
-        let short = (now < size).then_some(now);
-        match (slot.session.short, short) {
-            (None, Some(now)) => self.events.tell(hearth_events::Event::OriginShrank {
-                disk: name.to_owned(),
-                what: shrank(size, now),
-            }),
-            (Some(_), None) => self.events.tell(hearth_events::Event::OriginSizeBack {
-                disk: name.to_owned(),
-            }),
-            _ => {}
-        }
-        if std::mem::replace(&mut slot.session.short, short) != short {
-            drop(disks);
-            self.disks.changed();
-        }
-    }
-
     fn retry(self: &Arc<Daemon>, id: DiskId) {
         let Some(record) = lock(&self.pool).record(id).cloned() else {
             return;
@@ -491,321 +372,8 @@ impl Daemon {
         };
         drop(disks);
         self.tell(turn, event);
+        self.look_at_pins();
         rest
-    }
-
-    /// Opens an origin and compares it with what is known. Blocks.
-    fn look(&self, record: &DiskRecord, take: Take, trust: Option<Trust>) -> Result<Opened> {
-        if record.fenced_at != 0 && trust.is_none() && take == Take::Free {
-            return Err(self.fenced(record));
-        }
-        let spec: OriginSpec = origin::parse(&record.origin)?;
-        self.check_place(record)?;
-        let rules = self.backing_of(record);
-        let chain = origin::chain(&spec, &rules);
-        self.note_chain(record.id, chain.is_err());
-        let chain = chain?;
-        let pool = lock(&self.pool);
-        let clash = check_chain_names(&pool, &record.name, &spec, &chain, record.read_only);
-        drop(pool);
-        let backing = Backing {
-            known: Some(chain.clone()),
-            hold_bases: clash.is_ok(),
-            ..rules
-        };
-        let mut ownership = self.owners.claim(&spec, record, take).map_err(|e| {
-            if matches!(e, ClaimError::Owned { .. }) {
-                // Whatever becomes of that owner: it has gone on where we had stopped.
-                if let Err(e) = self.note_fenced(record.id, &record.name) {
-                    tracing::error!(disk = %record.name, "cannot note that its origin is another's: {e}");
-                }
-            }
-            admission::failure(&e)
-        })?;
-        // The disk is in the registry, perhaps with something dirty on flash: so is its owner's record to
-        // stay, whatever comes of this attempt.
-        if let Some(claim) = &mut ownership.claim {
-            claim.keep();
-        }
-        let device = self.open_origin(&spec, record, backing, false)?;
-        ownership.confirm(&spec)?;
-        let identity = origin::identity(&device);
-        // Of one that is too small nothing more need be known.
-        // What flash alone has cannot differ from anything.
-        let mut looks = if device.size() >= record.size && !record.is_flash_only() {
-            self.compared(record, &device, identity.as_ref())
-        } else {
-            Looks::default()
-        };
-        if record.rules == 0 {
-            looks.old = origin::plain_notice(&spec);
-        }
-        if looks.differs.is_some() && trust == Some(Trust::Flash) {
-            let all = compare::all(&self.engine, record.id, &device);
-            looks.clean_fits = all.complete && all.differs.is_none();
-        }
-        Ok(Opened::looked_at(device, identity, looks, chain, ownership))
-    }
-
-    /// Says what becomes of an origin that was looked at. Drops clean blocks that may be old.
-    fn judge(
-        &self,
-        opened: &Opened,
-        mut record: DiskRecord,
-        trust: Option<Trust>,
-    ) -> Result<Judged> {
-        let Opened {
-            device,
-            identity: now,
-            looks,
-            ownership,
-            chain,
-            ..
-        } = opened;
-        let voided = self.disks.lock().by_id(record.id).and_then(|s| s.voided);
-        record.since_seq = record.since_seq.max(voided.unwrap_or(0));
-        let size = device.size();
-        let path = device.name();
-        if size < record.size {
-            return Err(Error::refused(
-                format!(
-                    "the origin {path} shrank from {} to {size} bytes",
-                    record.size
-                ),
-                "give it its size back, and the disk attaches by itself; or, to lose what is cached, `hearth disk remove` it with --discard-dirty and add it again",
-            ));
-        }
-        let status = self.engine.status(record.id).unwrap_or_default();
-        let dirty = status.owed_blocks();
-        let degraded = self.flash.degraded();
-        if let Some(degraded) = degraded.filter(|_| record.is_flash_only()) {
-            return Err(Error::refused(
-                format!("it lives on flash, which is not used: {}", degraded.why),
-                "the disk is served again when the daemon is started with its flash in use",
-            ));
-        }
-        if let Some(degraded) = degraded.filter(|d| dirty > 0 && d.dirty == Dirty::Refuse) {
-            return Err(Error::refused(
-                format!(
-                    "{} written by the guest wait on flash, which is not used: {}",
-                    human(dirty * hearth_io::BLOCK),
-                    degraded.why
-                ),
-                "the disk is served again when the daemon is started with its flash in use",
-            ));
-        }
-        let mut notices = Vec::new();
-        if self.dropped.contains(&record.id) {
-            notices.push(
-                "it is scratch and the run before did not end in order, so nothing of it was left"
-                    .to_owned(),
-            );
-        }
-        notices.extend(self.kept_back(&record, trust)?);
-        if record.rules == 0 {
-            notices.extend(looks.old.clone());
-            notices.extend(self.admit_old(&mut record, chain.clone()));
-        }
-        notices.extend(admission::grandfather(&mut record, ownership));
-        notices.extend(looks.notice.clone());
-        let mut reconcile = false;
-        let fenced = (record.fenced_at != 0).then(|| {
-            format!(
-                "it was another host's since {}",
-                hearth_origin::owner::utc(record.fenced_at)
-            )
-        });
-        if let Some(why) = fenced.as_ref().or(looks.differs.as_ref()) {
-            match (dirty, trust) {
-                (1.., None) => {
-                    return Err(Error::refused(
-                        format!(
-                            "the origin {path} does not fit the cache: {why}, while {} written by the guest wait on flash",
-                            human(dirty * hearth_io::BLOCK)
-                        ),
-                        which_side(&record),
-                    ));
-                }
-                (1.., Some(Trust::Flash)) => {
-                    reconcile = true;
-                    let clean = if looks.clean_fits {
-                        "what else was cached equals the origin and stays"
-                    } else {
-                        "what else was cached goes, for it may be older than the origin"
-                    };
-                    notices.push(format!(
-                        "{why}; what waited on flash is written over it, as you said; {clean}"
-                    ));
-                }
-                _ => {
-                    record.since_seq = self.forget(record.id)?;
-                    let lost = if dirty > 0 {
-                        ", and what waited on flash thrown away, as you said"
-                    } else {
-                        ""
-                    };
-                    notices.push(format!("the origin changed while Hearth was not looking ({why}); its cache is dropped{lost}"));
-                }
-            }
-        } else if size > record.size {
-            notices.push(format!(
-                "the origin grew from {} to {}",
-                human(record.size),
-                human(size)
-            ));
-        }
-        if size > record.size && self.engine.status(record.id).is_some() {
-            // Before the registry knows: after a crash nothing else says that the last block is padded.
-            let what = format!("take over the size of {path}");
-            self.at_rest(&what, || self.engine.void_padding(record.id, size))?;
-        }
-        record.fenced_at = 0;
-        record.size = size;
-        record.origin_identity = *now;
-        record.clean_detach = now.is_some();
-        // Until the last dirty block is durable in the origin, and the registry says so.
-        let leaving = degraded.is_some() && dirty > 0;
-        if reconcile || leaving {
-            // Until that is done, a crash must lead back to the same question.
-            origin::distrust(&mut record);
-        }
-        self.note_record(&record)?;
-        Ok(Judged {
-            record,
-            notices,
-            reconcile,
-            leaving,
-        })
-    }
-
-    /// Refuses a disk of which something was dirty on flash that is gone, unless somebody has said that its origin
-    /// is to count; then that is noted, and said.
-    fn kept_back(&self, record: &DiskRecord, trust: Option<Trust>) -> Result<Option<String>> {
-        let pool = lock(&self.pool);
-        let gone = pool.is_without_flash();
-        let Some(beside) = pool.beside().cloned() else {
-            return Ok(None);
-        };
-        drop(pool);
-        let id = record.id;
-        if !beside.says(|notes| notes.lost.contains(id) || gone && notes.dirty.contains(id)) {
-            return Ok(None);
-        }
-        if trust != Some(Trust::Origin) {
-            let (what, back) = match self.flash.degraded().filter(|_| gone) {
-                Some(degraded) => (
-                    degraded.why.clone(),
-                    "if the flash can be brought back, put it back and restart the daemon; if it can still be read, `hearth rescue` saves what is on it; ",
-                ),
-                None => (
-                    "another device has taken the place of its flash".to_owned(),
-                    "if the old flash can still be read, `hearth rescue` saves what is on it; ",
-                ),
-            };
-            let upto = beside
-                .ordered_upto(id, record.serial)
-                .filter(|_| record.mode == hearth_format::CacheMode::WriteBackOrdered);
-            let go_on = format!("`hearth disk set {} --trust origin`", record.name);
-            return Err(Error::refused(
-                format!(
-                    "something written by the guest may have been on flash only, and is not there any more: {what}{}",
-                    upto.map_or_else(String::new, |upto| format!(
-                        "; its origin holds everything that was flushed up to {}, as after a power cut",
-                        hearth_events::time::utc(upto)
-                    ))
-                ),
-                match record.is_flash_only() {
-                    _ if upto.is_some() => format!(
-                        "{back}to go on with what the origin holds, all of it of one time: {go_on}"
-                    ),
-                    true => format!(
-                        "{back}to go on with an empty disk: `hearth disk set {} --trust origin`",
-                        record.name
-                    ),
-                    false => format!(
-                        "{back}to go on with what the origin has, which may be an older state in any of its parts: `hearth disk set {} --trust origin`",
-                        record.name
-                    ),
-                },
-            ));
-        }
-        let noted = beside.note(|notes| {
-            notes.lost.remove(id);
-            if gone {
-                notes.dirty.remove(id);
-                notes.left.insert(id);
-            }
-        });
-        noted.map_err(|e| {
-            Error::unavailable(
-                format!("cannot write {}: {e}", beside.path().display()),
-                "put that right, and try again",
-            )
-        })?;
-        // What is noted of its origin is of before.
-        if let Err(e) = beside.note_order(&[(id, record.serial, 0)]) {
-            tracing::warn!("{}: {e}", beside.path().display());
-        }
-        Ok(Some(
-            "what was only on the flash that is gone is given up, as you said".to_owned(),
-        ))
-    }
-
-    /// True if something of a disk was dirty on flash that is gone.
-    pub(super) fn is_kept_back(&self, record: &DiskRecord) -> bool {
-        self.kept_back(record, None).is_err()
-    }
-
-    /// Whether the origin is what the cache believes.
-    fn compared(
-        &self,
-        record: &DiskRecord,
-        device: &Device,
-        now: Option<&OriginIdentity>,
-    ) -> Looks {
-        let status = self.engine.status(record.id).unwrap_or_default();
-        if status.cached_blocks + status.zero_blocks == 0 {
-            return Looks::default();
-        }
-        let (engine, id) = (&self.engine, record.id);
-        let now = now.map(|now| origin::as_recorded(device, record.rules, *now));
-        let times = record.origin_identity.as_ref().zip(now.as_ref());
-        let content = |offset: u64| {
-            let known = times.filter(|(_, now)| now.mtime_ns != 0);
-            let since = known.map(|(then, now)| format!(" (it was {})", origin::since(then, now)));
-            format!(
-                "its content at offset {offset} is not what was left there{}",
-                since.unwrap_or_default()
-            )
-        };
-        let difference = times.and_then(|(then, now)| {
-            origin::difference(then, now, device.is_device(), record.clean_detach)
-        });
-        let Some(difference) = difference else {
-            return Looks::differing(compare::sample(engine, id, device).map(content));
-        };
-        if !difference.touched {
-            return Looks::differing(Some(difference.said));
-        }
-        let wide = compare::wide(engine, id, device);
-        if let Some(offset) = wide.differs {
-            return Looks::differing(Some(content(offset)));
-        }
-        if !wide.is_enough() {
-            let why = if wide.complete {
-                "but too little of it is cached to compare its content"
-            } else {
-                "and not all of what was cached last could be compared with it in time"
-            };
-            return Looks::differing(Some(format!("{}, {why}", difference.said)));
-        }
-        Looks {
-            notice: Some(format!(
-                "{}; {} blocks of the cache were compared with it and fit, so it is taken for unchanged",
-                difference.said, wide.equal
-            )),
-            ..Looks::default()
-        }
     }
 
     /// Gives a judged disk to the engine.
@@ -948,27 +516,8 @@ fn replace(registry: &mut Registry, record: &DiskRecord) -> Result<()> {
     Ok(())
 }
 
-/// What to do about a disk whose origin and flash do not fit: which answer fits which story.
-fn which_side(record: &DiskRecord) -> String {
-    let likely = if origin::is_distrusted(record) {
-        " (if the flash failed while serving, guests went on writing to the origin, so that it is \
-         right unless something was still dirty or lost at the stop; if an earlier choice of the \
-         flash was cut short, choose it again)"
-    } else {
-        ""
-    };
-    format!(
-        "say which side wins; until then nothing is written. If the origin was only copied, moved, \
-         or restored to just the state Hearth left it in: `hearth disk set {name} --trust flash` \
-         writes what waits over it. If a VM or a tool wrote it meanwhile, or an older copy was \
-         restored and is what you want: `hearth disk set {name} --trust origin` throws what waits \
-         away{likely}",
-        name = record.name
-    )
-}
-
 /// Notes durably that an origin is about to be written by us.
-fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
+pub(super) fn withdraw_promise(pool: &Mutex<Pool>, id: u16) {
     let noted = lock(pool).change_or_keep(|registry| {
         if let Some(record) = registry.by_id_mut(id) {
             record.clean_detach = false;

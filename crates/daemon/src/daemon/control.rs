@@ -25,8 +25,8 @@ use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
 use crate::api::swap::SwapInfo;
 use crate::api::types::{
-    DiskAdd, DiskInfo, DiskRemove, DiskSet, DiskState, MirrorSet, PoolExport, PoolInfo, ScrubSet,
-    Trust,
+    DiskAdd, DiskInfo, DiskMove, DiskRemove, DiskSet, DiskState, MirrorSet, PoolExport, PoolInfo,
+    ScrubSet, Trust,
 };
 use crate::api::upgrade::{UpgradePlan, UpgradeRequest, UpgradeState};
 use crate::api::workload::{HistogramReport, RecordStart, Recording};
@@ -122,18 +122,27 @@ pub(super) fn check_share(registry: &Registry, capacity: u64, name: &str, min: u
         .disks
         .iter()
         .filter(|d| d.name != name)
-        .fold(0, |sum, d| sum.saturating_add(d.min_bytes));
+        .fold(0, |sum, d| sum.saturating_add(d.kept_bytes()));
     // The rest stays everybody's: eviction needs blocks it may drop, and of what lives on flash it may drop none.
-    let most = (capacity / 8 * 7).saturating_sub(super::homeless::promised(registry));
+    let promised = super::homeless::promised(registry);
+    let most = (capacity / 8 * 7).saturating_sub(promised);
     if others.saturating_add(min) > most {
         return Err(Error::invalid(
             format!(
-                "{} cannot be kept for {name}: of the pool, {} can be kept in all, and {} are kept for other disks",
+                "{} cannot be kept for {name}: of the pool's {}, {} can be kept in all{}, and {} are kept for other disks",
                 human(min),
+                human(capacity),
                 human(most),
+                match promised {
+                    0 => String::new(),
+                    promised => format!(
+                        " beside the {} promised to disks that live on flash",
+                        human(promised)
+                    ),
+                },
                 human(others)
             ),
-            "lower --min",
+            "lower a --min, unpin a disk, or use a larger pool",
         ));
     }
     Ok(())
@@ -315,7 +324,7 @@ impl Daemon {
             check_unclaimed(&pool, spec)?;
             check_chain_names(&pool, &name, spec, &record.chain, record.read_only)?;
             pool.change(|registry| {
-                check_share(registry, capacity, &name, record.min_bytes)?;
+                check_share(registry, capacity, &name, record.kept_bytes())?;
                 if record.is_flash_only() {
                     homeless::check_promise(registry, holds, &name, record.size)?;
                 }
@@ -384,6 +393,7 @@ impl Daemon {
                 "no disk can be",
             ));
         }
+        self.check_grows(id, size)?;
         // The registry comes last: a start that finds the new size there would not know that the last
         // block's copy may be padded.
         self.at_rest(&format!("resize {name}"), || self.engine.set_size(id, size))?;
@@ -399,6 +409,8 @@ impl Daemon {
         self.rooms.look_again(id);
         export.set_size(size);
         self.exports.resized(name);
+        self.keep_shares();
+        self.look_at_pins();
         Ok(())
     }
 
@@ -472,12 +484,7 @@ impl Daemon {
             return Ok(());
         };
         let noted = beside.note_order(&[(record.id, record.serial, 0)]);
-        noted.map_err(|e| {
-            Error::unavailable(
-                format!("cannot write beside {}: {e}", beside.path().display()),
-                "put that right, and try again",
-            )
-        })
+        noted.map_err(|e| beside.unwritten(e, "put that right, and try again"))
     }
 
     fn apply(&self, name: &str, set: &DiskSet) -> Result<()> {
@@ -490,12 +497,12 @@ impl Daemon {
         let changed = settings::change(&mut wanted, &set.settings)?;
         homeless::check_settings(&wanted)?;
         self.enters_order(&record, &wanted)?;
-        let more = wanted.min_bytes > record.min_bytes;
+        let more = wanted.kept_bytes() > record.kept_bytes();
         let mut pool = lock(&self.pool);
         let capacity = pool.capacity();
         let stored = pool.change(|registry| {
             if more {
-                check_share(registry, capacity, name, wanted.min_bytes)?;
+                check_share(registry, capacity, name, wanted.kept_bytes())?;
             }
             let record = registry.by_id_mut(id).ok_or_else(|| Error::no_disk(name))?;
             settings::change(record, &set.settings)?;
@@ -514,6 +521,7 @@ impl Daemon {
         if self.with_slot(name, |slot| Ok(slot.device.is_none()))? {
             self.note_share(&record);
             self.keep_shares();
+            self.look_at_pins();
             return Ok(());
         }
         let failed = |e| control_error(&format!("change {name}"), e);
@@ -532,6 +540,7 @@ impl Daemon {
             None => {}
         }
         self.keep_share(name).map_err(failed)?;
+        self.look_at_pins();
         self.poke();
         Ok(())
     }
@@ -806,6 +815,11 @@ impl Control for Arc<Daemon> {
     fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo> {
         self.not_stopping()?;
         Daemon::set_mirror(self, name, set)
+    }
+
+    fn move_disk(&self, name: &str, to: &DiskMove) -> Result<DiskInfo> {
+        self.not_stopping()?;
+        Daemon::move_disk(self, name, to)
     }
 
     fn set_scrub(&self, name: &str, set: &ScrubSet) -> Result<DiskInfo> {

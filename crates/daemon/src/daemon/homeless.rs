@@ -53,8 +53,8 @@ fn check_fits(registry: &Registry, holds: u64) -> Result<()> {
 
 /// Bytes that are promised to disks that live on flash.
 pub(super) fn promised(registry: &Registry) -> u64 {
-    let disks = registry.disks.iter().filter(|d| d.is_flash_only());
-    disks.fold(0, |sum, d| sum.saturating_add(d.size))
+    let promised = registry.disks.iter().map(|d| d.promised_bytes());
+    promised.fold(0, u64::saturating_add)
 }
 
 /// Of a pool that can hold `capacity` bytes, how many may be promised.
@@ -73,7 +73,7 @@ pub(super) fn check_promise(
     let kept = registry
         .disks
         .iter()
-        .fold(0, |sum: u64, d| sum.saturating_add(d.min_bytes));
+        .fold(0, |sum: u64, d| sum.saturating_add(d.kept_bytes()));
     let wanted = promised.saturating_add(more);
     // Of what is left besides the minimums of others, eviction needs something that it may drop.
     if wanted <= most && wanted.saturating_add(kept) <= capacity / 8 * 7 {
@@ -122,6 +122,8 @@ pub(super) fn check_settings(record: &DiskRecord) -> Result<()> {
         "writes that are refused"
     } else if record.min_bytes > 0 || record.max_bytes > 0 || record.auto {
         "a share of flash (all of it is kept)"
+    } else if record.pin {
+        "being pinned (all of it is on flash)"
     } else if record.origin_timeout_ms > 0 {
         "a time to wait for an origin"
     } else {

@@ -24,7 +24,9 @@ mod jobs;
 mod legs;
 mod losses;
 mod metrics;
+mod moves;
 mod noter;
+mod pins;
 mod report;
 mod reshape;
 mod rooms;
@@ -204,6 +206,8 @@ pub struct Daemon {
     rooms: Arc<Rooms>,
     /// Finds that out.
     room_keeper: Mutex<Option<rooms::RoomKeeper>>,
+    /// Reads in disks that are to be all on flash.
+    pins: Mutex<Option<pins::Pins>>,
     /// The way to the engine past the data threads.
     door: Arc<Shared>,
     /// For all that an origin, or where it lies, can hold up.
@@ -393,6 +397,7 @@ impl Daemon {
             losses: Mutex::default(),
             rooms,
             room_keeper: Mutex::default(),
+            pins: Mutex::default(),
             door,
             workers,
             observer,
@@ -437,6 +442,8 @@ impl Daemon {
         let keeper = daemon.start_room_keeper().map_err(no_thread)?;
         *lock(&daemon.room_keeper) = Some(keeper);
         daemon.attach_all();
+        let pins = daemon.start_pins().map_err(no_thread)?;
+        *lock(&daemon.pins) = Some(pins);
         Ok(daemon)
     }
 

@@ -299,6 +299,7 @@ impl Daemon {
             origin: record.origin.clone(),
             size: record.size,
             settings: SettingsShown::of(record),
+            pinned: self.pin_of(record),
             share: slot.session.share.map(|share| share.min(slot.session.kept)),
             allow_backing: record.allow_backing,
             chain: record.chain.clone(),

@@ -130,6 +130,7 @@ impl Daemon {
             self.open_dirty_files();
         }
         self.still_datastores();
+        self.end_pins();
         let ended = if reason == StopReason::Upgrade {
             self.succession
                 .part(connections, || self.reactors.hand_over())

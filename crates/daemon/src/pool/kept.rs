@@ -104,12 +104,7 @@ impl Pool {
             let created = superblock.created_unix_s;
             let noted =
                 beside.note(|notes| (notes.device, notes.device_created) = (device, created));
-            noted.map_err(|e| {
-                Error::unavailable(
-                    format!("cannot write {}: {e}", beside.path().display()),
-                    "put that right, and try again",
-                )
-            })?;
+            noted.map_err(|e| beside.unwritten(e, "put that right, and try again"))?;
         }
         let notes = beside.notes();
         // Nobody has served it since it was formatted, and somebody had served the pool before.
@@ -131,12 +126,7 @@ impl Pool {
         if notes.device != device {
             // It took the other's place, and whoever had it do so was stopped before that was noted.
             let noted = beside.note(|notes| self.take_over(notes));
-            noted.map_err(|e| {
-                Error::unavailable(
-                    format!("cannot write {}: {e}", beside.path().display()),
-                    "put that right, and try again",
-                )
-            })?;
+            noted.map_err(|e| beside.unwritten(e, "put that right, and try again"))?;
         }
         if notes.device == device && superblock.generation < notes.opened {
             tracing::warn!(
@@ -150,12 +140,7 @@ impl Pool {
                     notes.left.insert(id);
                 }
             });
-            noted.map_err(|e| {
-                Error::unavailable(
-                    format!("cannot write {}: {e}", beside.path().display()),
-                    "put that right, and try again",
-                )
-            })?;
+            noted.map_err(|e| beside.unwritten(e, "put that right, and try again"))?;
             self.distrust_in_ram(|_| true);
         }
         if notes.device == device && notes.alone {
@@ -237,8 +222,8 @@ impl Pool {
         let followed =
             noted.and_then(|()| beside.follow(&self.registry).map_err(std::io::Error::other));
         followed.map_err(|e| {
-            Error::unavailable(
-                format!("cannot write {}: {e}", beside.path().display()),
+            beside.unwritten(
+                e,
                 "see why; what is noted there would be believed if the flash were lost",
             )
         })

@@ -120,12 +120,7 @@ pub fn adopt_flash(
         notes.flash = crate::beside::shown(path);
         lost = notes.lost.iter().collect();
     });
-    noted.map_err(|e| {
-        Error::unavailable(
-            format!("cannot write {}: {e}", beside.path().display()),
-            "put that right, and serve the pool: it is whole",
-        )
-    })?;
+    noted.map_err(|e| beside.unwritten(e, "put that right, and serve the pool: it is whole"))?;
     let names = lost.iter().filter_map(|id| made.record(*id));
     let names = names.map(|record| record.name.clone()).collect();
     let info = PoolInfo {

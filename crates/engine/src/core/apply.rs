@@ -296,7 +296,7 @@ impl Rest<'_> {
             });
             moved(slot, gone);
         }
-        if self.known(disk).has_origin() {
+        if !self.known(disk).is_promised() {
             *self.dirty_total += count;
             *self.dirty_total -= were_dirty;
         }
@@ -332,7 +332,7 @@ impl Rest<'_> {
         let key = Key::new(disk, block);
         let old = self.cache.index.set(key, slot, crc, dirty, freq);
         let old_dirty = old.is_some_and(|(_, d)| d);
-        if self.known(disk).has_origin() {
+        if !self.known(disk).is_promised() {
             *self.dirty_total += u64::from(dirty);
             *self.dirty_total -= u64::from(old_dirty);
         }

@@ -13,7 +13,7 @@
 mod clean;
 mod run;
 
-use crate::api::{DiskId, Effects};
+use crate::api::{DiskId, Effects, Home};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::Core;
 use crate::disk::Disk;
@@ -79,7 +79,8 @@ impl Core {
         if d.drain {
             return pool.max(Need::Asked);
         }
-        if over(self.opts.dirty_low_percent) {
+        // What is promised to a disk that moves to an origin is everybody's again once that has it all.
+        if over(self.opts.dirty_low_percent) || d.cfg.home == Home::Moving {
             return pool.max(Need::Background);
         }
         pool

@@ -41,7 +41,8 @@ impl Core {
             self.shared.want(false);
         }
         let moves = self.flash.is_evicting() || self.flash.moves_off_slow();
-        let work = self.dirty_total > 0 || moves || !self.flash.log.quiet();
+        let work =
+            self.dirty_total > 0 || self.totals.moving > 0 || moves || !self.flash.log.quiet();
         self.shared.settle_later(now, work);
     }
 

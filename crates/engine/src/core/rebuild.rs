@@ -287,7 +287,7 @@ impl Restore for Rebuild<'_> {
         let dirty = info.dirty;
         let found = !dirty || self.rest.cache.index.get(info.key) == Some(slot);
         let (disk, block) = (info.key.disk(), info.key.block());
-        let owed = dirty && self.rest.disk(disk).is_none_or(Disk::has_origin);
+        let owed = dirty && !self.rest.disk(disk).is_some_and(Disk::is_promised);
         *self.rest.dirty_total += u64::from(owed);
         let void = self.since.get(&disk).is_none_or(|s| seq < *s);
         match self.rest.disk_mut(disk).filter(|_| !void) {
@@ -324,7 +324,7 @@ impl Restore for Rebuild<'_> {
                 self.rest.cache.index.remove(key);
             }
             let (disk, block) = (key.disk(), key.block());
-            let owed = dirty && self.rest.disk(disk).is_none_or(Disk::has_origin);
+            let owed = dirty && !self.rest.disk(disk).is_some_and(Disk::is_promised);
             *self.rest.dirty_total -= u64::from(owed);
             tell(Gone {
                 disk,
@@ -375,7 +375,7 @@ impl Replay for Rebuild<'_> {
             let slot = self.rest.cache.index.get(Key::new(disk, block));
             let slot = slot.expect("a dirty block has a copy");
             self.rest.cache.index.set_dirty(slot, false);
-            let owed = self.rest.known(disk).has_origin();
+            let owed = !self.rest.known(disk).is_promised();
             *self.rest.dirty_total -= u64::from(owed);
             self.rest.known_mut(disk).dirty.remove(block);
             tell(slot);

@@ -142,7 +142,7 @@ impl Rest<'_> {
                 order.forget(block);
             }
         }
-        let owed = dirty && d.has_origin();
+        let owed = dirty && !d.is_promised();
         if dirty {
             *self.dirty_total -= u64::from(owed);
             self.note_clean(disk);

@@ -22,7 +22,7 @@
 //! takes it off. So nothing is missed as long as it is put there, which the simulator looks after
 //! (`Engine::overlooked`).
 
-use crate::api::DiskId;
+use crate::api::{DiskId, Home};
 use crate::disk::Disk;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -144,8 +144,10 @@ pub(crate) struct Totals {
     pub write_back: u64,
     /// Blocks of flash that disks keep whatever others want.
     pub min_blocks: u128,
-    /// Blocks of disks that live on flash, written or not.
+    /// Blocks of disks to which flash was promised, written or not.
     pub kept_blocks: u64,
+    /// Disks that were given an origin which does not have everything yet.
+    pub moving: u64,
 }
 
 impl Totals {
@@ -156,7 +158,8 @@ impl Totals {
             attached: u64::from(d.attached),
             write_back: u64::from(d.attached && d.writes_to_flash()),
             min_blocks: u128::from(d.cfg.min_bytes / 4096),
-            kept_blocks: if d.has_origin() { 0 } else { d.blocks },
+            kept_blocks: if d.is_promised() { d.blocks } else { 0 },
+            moving: u64::from(d.cfg.home == Home::Moving),
         }
     }
 
@@ -166,6 +169,7 @@ impl Totals {
         self.write_back += other.write_back;
         self.min_blocks += other.min_blocks;
         self.kept_blocks += other.kept_blocks;
+        self.moving += other.moving;
     }
 
     pub fn take(&mut self, other: Totals) {
@@ -174,6 +178,7 @@ impl Totals {
         self.write_back -= other.write_back;
         self.min_blocks -= other.min_blocks;
         self.kept_blocks -= other.kept_blocks;
+        self.moving -= other.moving;
     }
 }
 

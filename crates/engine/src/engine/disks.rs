@@ -57,7 +57,7 @@ impl Engine {
         match core.disk(id) {
             Some(d) if d.attached => return Err(ControlError::Attached),
             // What flash has of it was put there under other rules.
-            Some(d) if d.cfg.home != cfg.home && (d.cached > 0 || d.is_dirty()) => {
+            Some(d) if d.lives_otherwise(cfg.home) && (d.cached > 0 || d.is_dirty()) => {
                 return Err(ControlError::Dirty);
             }
             Some(_) => {
@@ -70,11 +70,13 @@ impl Engine {
                 place(&mut core, disk);
             }
         }
-        let known = core.opts.faults.has(Fault::TrustUnknownOrigin) || cfg.home != Home::Origin;
+        let homeless = matches!(cfg.home, Home::Flash | Home::Scratch);
+        let known = core.opts.faults.has(Fault::TrustUnknownOrigin) || homeless;
         let origin = match known {
             true => OriginState::Flushed,
             false => origin,
         };
+        core.count_promise(id, cfg.home);
         core.alter(id, |d| {
             d.resize(cfg.size);
             d.cfg = cfg;
@@ -196,6 +198,16 @@ impl Engine {
         if mode == Mode::Off {
             core.stage_forget(id, 0, u64::MAX);
         }
+        Ok(())
+    }
+
+    /// Gives a disk that lives on flash an origin while it is served ([`Home::Moving`]): one that is as large, all zeros, and
+    /// flushed; all that the disk has is dirty from then on. Or says that the origin has it all ([`Home::Origin`]).
+    /// [`ControlError::Busy`] asks to be called again a little later.
+    pub fn rehome(&self, id: DiskId, home: Home) -> Result<(), ControlError> {
+        let mut core = self.core();
+        core.rehome(id, home)?;
+        core.publish(id);
         Ok(())
     }
 

@@ -34,7 +34,9 @@ impl Core {
         }
         // Of a disk that lives on flash a discard leaves nothing that is dirty, and no origin that would be
         // told: only the log knows of it.
-        let homeless = !d.has_origin() && !self.opts.faults.has(Fault::FlushForgetsDiscards);
+        // One that was given an origin may have such discards from before.
+        let homeless = (!d.has_origin() || d.is_promised() && self.flash.takes_writes())
+            && !self.opts.faults.has(Fault::FlushForgetsDiscards);
         let on_flash = d.is_dirty() || homeless;
         let flash = on_flash && self.flash.log.durable_ord < applied;
         let (guest, durable) = match d.has_origin() {

@@ -369,7 +369,7 @@ impl Core {
 
     /// How many of `want` more dirty blocks the disk may have now, 0 if it has to wait.
     fn may_dirty(&self, disk: DiskId, want: u64) -> u64 {
-        if self.disk(disk).is_some_and(|d| !d.has_origin()) {
+        if self.disk(disk).is_some_and(|d| d.is_promised()) {
             // Its blocks were promised when it was made, and all else stays out of that.
             return want;
         }

@@ -3,7 +3,7 @@
 use super::LIFE_STEPS_MAX;
 use crate::paths::Event;
 use crate::world::{Outcome, World, trace};
-use hearth_engine::api::{Mode, OriginState};
+use hearth_engine::api::{Home, Mode, OriginState};
 
 /// Steps that are waited for a disk to grow.
 const GROW_TRIES: u32 = 2000;
@@ -60,7 +60,9 @@ impl World<'_> {
         let homeless = self.disks[index].homeless();
         match self.rng.below(14) {
             // Neither mode nor limits mean anything for it.
+            0..=5 if homeless && self.rng.chance(1, 2) => self.move_to_origin(index)?,
             0..=5 if homeless => self.tick()?,
+            0 | 1 if self.disks[index].config.home == Home::Moving => self.end_move(index)?,
             0..=3 => {
                 let mode = *self.rng.pick(&[
                     Mode::WriteBack,
@@ -125,6 +127,53 @@ impl World<'_> {
             _ => self.tick()?,
         }
         Ok(())
+    }
+
+    /// A disk that lives on flash is given an origin, as the daemon does: the registry says so first.
+    fn move_to_origin(&mut self, index: usize) -> Outcome {
+        let config = self.disks[index].config.clone();
+        let hurt = !self.disks[index].hurt.is_empty() || self.given_up;
+        if config.home != Home::Flash || !self.disks[index].attached() || hurt {
+            return self.tick();
+        }
+        let id = config.id;
+        // Of what lives on flash nobody asks whether it is whole.
+        self.disks[index].maybe_dirty = true;
+        self.note_home(index, Home::Moving);
+        let mut tries = 0;
+        while !self.subject()?.rehome(id, Home::Moving)? {
+            tries += 1;
+            if tries > GROW_TRIES || !self.pump()? {
+                // The engine has not begun.
+                self.note_home(index, Home::Flash);
+                return Ok(());
+            }
+        }
+        trace!(self, "disk {id} moves to an origin");
+        self.disks[index].dirty_once = true;
+        if self.profile.crash > 0 && self.rng.chance(1, 4) {
+            self.paths.note(Event::CrashAfterMove);
+            self.cut_short = true;
+        }
+        self.handle_effects()
+    }
+
+    /// The engine is told that the origin has everything, if that is so; the registry comes last.
+    fn end_move(&mut self, index: usize) -> Outcome {
+        let id = self.disks[index].config.id;
+        if self.disks[index].attached() && self.subject()?.rehome(id, Home::Origin)? {
+            trace!(self, "disk {id} has moved");
+            self.note_home(index, Home::Origin);
+        }
+        self.handle_effects()
+    }
+
+    /// What the registry says.
+    fn note_home(&mut self, index: usize, home: Home) {
+        let id = self.disks[index].config.id;
+        self.disks[index].config.home = home;
+        let known = self.known.iter_mut().filter(|k| k.id == id);
+        known.for_each(|k| k.home = home);
     }
 
     /// The origin grows, and the subject is told.

@@ -263,9 +263,10 @@ impl Core {
         }
         let d = self.known_mut(disk);
         d.no_longer_dirty(block);
+        let counted = !d.is_promised();
         self.cache.index.set_dirty(slot, false);
         self.flash.slot_cleaned(slot);
-        self.dirty_total -= 1;
+        self.dirty_total -= u64::from(counted);
         true
     }
 }
