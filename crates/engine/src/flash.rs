@@ -9,6 +9,7 @@ pub(crate) mod dead;
 pub(crate) mod device;
 pub(crate) mod devices;
 pub(crate) mod durable;
+pub(crate) mod area;
 pub(crate) mod emptying;
 pub(crate) mod evict;
 pub(crate) mod fail;

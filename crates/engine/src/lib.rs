@@ -30,7 +30,7 @@ pub use api::FlashFault;
 pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{
-    ControlError, DiskStatus, Emptying, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom,
+    AreaRefused, ControlError, DiskStatus, Emptying, Engine, KnownDisk, OpenError, OpenReport, OpenedFrom,
     OrderStatus, Owed,
 };
 pub use flash::checkpoint::CheckpointError;

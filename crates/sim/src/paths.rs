@@ -51,6 +51,9 @@ events! {
     DeviceEmptied: "a flash device is emptied to be taken out",
     Reshaped: "flash devices come, go or are replaced",
     ReshapeCutOff: "the power fails while flash devices are changed",
+    AreaSet: "segments are set aside and written by somebody else",
+    AreaBack: "an area is given back",
+    AreaCutOff: "a crash while an area is set aside or given back",
     TimePassed: "an operation hangs for long",
     LegLost: "a leg of a mirror goes out",
     LegBack: "a leg of a mirror is current again",
@@ -132,7 +135,7 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 12] = [
+pub const RARE: [(&str, &str); 17] = [
     (
         "a run waits for a mark that the log will never have",
         "the log must be starved between an epoch's mark and the next epoch's write",
@@ -180,6 +183,26 @@ pub const RARE: [(&str, &str); 12] = [
     (
         "the power fails while flash devices are changed",
         "only worlds of the profile devices-change do, which have runs of their own",
+    ),
+    (
+        "segments are set aside for something beside the log",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "an area beside the log is given back",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "segments are set aside and written by somebody else",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "an area is given back",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "a crash while an area is set aside or given back",
+        "only worlds of the profile areas do, which have runs of their own",
     ),
 ];
 
