@@ -3,13 +3,13 @@
 
 pub(crate) mod again;
 pub(crate) mod append;
+pub(crate) mod area;
 pub(crate) mod checkpoint;
 pub(crate) mod choose;
 pub(crate) mod dead;
 pub(crate) mod device;
 pub(crate) mod devices;
 pub(crate) mod durable;
-pub(crate) mod area;
 pub(crate) mod emptying;
 pub(crate) mod evict;
 pub(crate) mod fail;

@@ -130,7 +130,9 @@ impl Superblock {
             }
             end = area.first;
         }
-        let first = end.checked_sub(segments).filter(|first| *first >= on.start)?;
+        let first = end
+            .checked_sub(segments)
+            .filter(|first| *first >= on.start)?;
         (segments > 0).then_some(Area { first, segments })
     }
 
@@ -230,7 +232,11 @@ mod tests {
         assert_eq!(sb.room_for_area(1, 5), None);
         assert_eq!(sb.room_for_area(0, 0), None);
         assert_eq!(sb.room_for_area(0, n + 1), None);
-        sb.add_area(Area { first: n - 5, segments: 3 }).unwrap();
+        sb.add_area(Area {
+            first: n - 5,
+            segments: 3,
+        })
+        .unwrap();
         assert_eq!(sb.room_for_area(0, 2), area(n - 2, 2));
         assert_eq!(sb.room_for_area(0, 3), area(n - 8, 3));
         assert_eq!(sb.room_for_area(0, n - 4), None);

@@ -17,7 +17,9 @@ use crate::error::FormatError;
 use crate::layout::{Extent, Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS, SUPERBLOCK_BLOCKS};
 use crate::map::SegmentMap;
 use crate::places::Places;
-use crate::superblock::{INCOMPAT_AREAS, INCOMPAT_DEVICES, INCOMPAT_TWICE, Part, PoolState, Superblock};
+use crate::superblock::{
+    INCOMPAT_AREAS, INCOMPAT_DEVICES, INCOMPAT_TWICE, Part, PoolState, Superblock,
+};
 use crate::wire::{array_at, put, u32_at, u64_at};
 use hearth_io::{BLOCK, Joined, Media, Spread, Twice};
 use std::ops::Range;

@@ -45,7 +45,10 @@ impl World<'_> {
                 let device = self.rng.below(self.flash.count() as u64) as u16;
                 let segments = self.rng.between(1, 6) as u32;
                 if self.subject()?.begin_area(device, segments) {
-                    trace!(self, "AREA: the last {segments} of device {device} are emptied");
+                    trace!(
+                        self,
+                        "AREA: the last {segments} of device {device} are emptied"
+                    );
                     self.area.stage = Stage::Emptying;
                 }
             }
@@ -113,7 +116,11 @@ impl World<'_> {
             (Stage::Listing, [] | [_]) => self.is_set(areas.first().copied()),
             (Stage::GivingBack(_), []) => self.is_set(None),
             (Stage::GivingBack(place), [one]) if *one == place => self.is_set(Some(place)),
-            _ => return Err(format!("an area was {stage:?}, and a start finds {areas:?}")),
+            _ => {
+                return Err(format!(
+                    "an area was {stage:?}, and a start finds {areas:?}"
+                ));
+            }
         }
         self.look_at_area()
     }

@@ -502,7 +502,11 @@ impl Subject for RealSubject {
         self.engine.area_change().is_some()
     }
     fn areas(&self) -> Vec<AreaPlace> {
-        self.engine.areas().iter().map(|(_, place)| *place).collect()
+        self.engine
+            .areas()
+            .iter()
+            .map(|(_, place)| *place)
+            .collect()
     }
     fn gave_up_flash(&self) -> bool {
         self.engine.pool_stats().flash_failed

@@ -21,6 +21,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
+use super::areas::{AreaBack, AreaWanted, AreasState};
 use super::caller::Caller;
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use super::flash::{FlashChange, FlashState};
@@ -49,6 +50,12 @@ pub trait Control: Send + Sync + 'static {
     fn change_flash(&self, request: &FlashChange) -> Result<FlashState>;
     /// Calls that off.
     fn cancel_flash(&self) -> Result<()>;
+    /// What is set aside for the kernel's swap.
+    fn areas(&self) -> AreasState;
+    /// Begins to set some aside.
+    fn set_aside(&self, wanted: &AreaWanted) -> Result<AreasState>;
+    /// Begins to give some back.
+    fn give_area_back(&self, back: &AreaBack) -> Result<AreasState>;
     /// Begins to write everything dirty to the origins, and then to stop.
     fn export_pool(&self, how: PoolExport) -> Result<()>;
     /// All disks, by name.
@@ -513,6 +520,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(get_openapi))
         .merge(super::datastores::routes())
         .merge(super::events::routes())
+        .merge(super::areas::routes())
         .merge(super::flash::routes())
         .merge(super::watching::routes())
         .merge(super::upgrade::routes())

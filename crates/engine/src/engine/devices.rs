@@ -16,6 +16,8 @@ pub struct Emptying {
     pub segments: u32,
     /// Of these, how many hold something still.
     pub left: u32,
+    /// It is not all of the device, but an area that is to be set aside.
+    pub part: bool,
     /// Of those, how many cannot be read, so that they cannot be emptied either.
     pub unreadable: u32,
 }
@@ -84,6 +86,7 @@ impl Engine {
             device: how.device,
             segments: how.segments,
             left: how.left,
+            part: how.part,
             unreadable: how.unreadable,
         })
     }

@@ -8,10 +8,10 @@
 use crate::api::FlashFault;
 use crate::ctx::{Io, Outbox};
 use crate::faults::{Fault, Faults};
+use crate::flash::area::AreaChange;
 use crate::flash::dead::Dead;
 use crate::flash::devices::Devices;
 use crate::flash::durable::Waiting;
-use crate::flash::area::AreaChange;
 use crate::flash::emptying::Emptying;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, Noted};

@@ -43,6 +43,8 @@ pub(crate) struct HowEmpty {
     pub segments: u32,
     /// Segments that hold something, or are on their way to holding nothing.
     pub left: u32,
+    /// It is not all of the device.
+    pub part: bool,
     /// Of these, segments that nobody can empty because they cannot be read.
     pub unreadable: u32,
 }
@@ -239,6 +241,7 @@ impl<U: Users> FlashDevice<U> {
         let emptying = self.emptying.as_ref()?;
         let mut out = HowEmpty {
             device: emptying.device,
+            part: emptying.part.is_some(),
             ..HowEmpty::default()
         };
         for (s, seg) in self.log.segments.iter().zip(0..) {
