@@ -11,6 +11,7 @@ use hearth_daemon::api::types::Done;
 use hearth_daemon::api::types::PoolInfo;
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
+use hearth_daemon::pool::of_device;
 use hearth_daemon::size::human;
 use hearth_fault::Fault;
 use hearth_swap::areas::Shown;
@@ -179,6 +180,27 @@ impl Lender for Served {
     fn lent(&mut self) -> hearth_swap::Result<Vec<Lent>> {
         self.areas()?.areas.iter().map(lent_of).collect()
     }
+
+    fn check(&mut self, lent: &Lent) -> hearth_swap::Result<()> {
+        let found = of_device(&lent.flash).map_err(fault)?;
+        let wrong = |what: &str| {
+            Fault::new(
+                format!("{} is not swapped to: {what}", lent.flash.display()),
+                "`hearth swap off` forgets it; `hearth swap on --in-pool` makes new swap",
+            )
+        };
+        if (found.pool, found.device) != (lent.pool, lent.device) {
+            return Err(wrong("it is another flash device than it was"));
+        }
+        // The pool's first device has the list for all.
+        let here = lent.offset..lent.offset.saturating_add(lent.bytes);
+        match found.aside {
+            Some(aside) if !aside.contains(&here) => {
+                Err(wrong("nothing is set aside there any more"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The flash file that was named, or the one that is served here.
@@ -196,7 +218,7 @@ fn flash(global: &Global, args: &SwapOn) -> Result<PathBuf, Failure> {
         [one] => Ok(PathBuf::from(one)),
         _ => Err(Error::invalid(
             "the pool is not on one flash file",
-            "name one of them with --flash",
+            "name one of them with --flash, or use --in-pool",
         )
         .into()),
     }
@@ -304,7 +326,7 @@ fn block_signals() {
 
 fn resume(global: &Global, state: &SwapState) -> Outcome {
     let mut areas = open_to_change(state)?;
-    let told = areas.resume().map_err(wrong)?;
+    let told = areas.resume(&mut Served::of(global, None)).map_err(wrong)?;
     let mut failed = None;
     for (path, outcome) in told {
         match outcome {

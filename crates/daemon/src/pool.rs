@@ -566,6 +566,7 @@ pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
 pub(crate) mod change;
 mod create;
 pub(crate) mod devices;
+pub use devices::{OfDevice, of_device};
 mod kept;
 mod make;
 mod memory;

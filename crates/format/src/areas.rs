@@ -242,6 +242,32 @@ mod tests {
         assert_eq!(sb.room_for_area(0, n - 4), None);
     }
 
+    /// Devices that come leave it where it is, and its own stays.
+    #[test]
+    fn a_device_with_an_area_is_neither_copied_nor_taken_out() {
+        let mut sb = pool();
+        let n = sb.layout.segment_count;
+        let area = Area {
+            first: n - 4,
+            segments: 4,
+        };
+        sb.add_area(area).unwrap();
+        let place = sb.place_of(area);
+        let refused = crate::change::can_replace(&sb, 0, 1 << 30).unwrap_err();
+        assert!(refused.to_string().contains("swap off"), "{refused}");
+        let mut more = crate::change::with_more(&sb, 32 << 20, Uuid::from_u128(9)).unwrap();
+        assert_eq!((&more.areas, more.place_of(area)), (&vec![area], place));
+        crate::change::can_replace(&more, 1, 1 << 30).unwrap();
+        let other = more.room_for_area(1, 3).unwrap();
+        more.add_area(other).unwrap();
+        assert_eq!(more.place_of(other).unwrap().device, 1);
+        assert_eq!(more.areas_on(1).collect::<Vec<_>>(), [other]);
+        crate::change::can_replace(&more, 1, 1 << 30).unwrap_err();
+        // The list is the first device's.
+        let member = more.for_member(1, Uuid::from_u128(9), 4);
+        assert!(member.areas.is_empty() && member.incompat & INCOMPAT_AREAS == 0);
+    }
+
     #[test]
     fn what_does_not_fit_is_refused() {
         let n = pool().layout.segment_count;

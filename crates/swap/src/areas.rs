@@ -406,14 +406,14 @@ impl Areas {
     }
 
     /// After a boot, or whenever: what is noted is swapped to, what was left half made is removed. What came of it, area by area.
-    pub fn resume(&mut self) -> Result<Vec<(PathBuf, Result<()>)>> {
+    pub fn resume(&mut self, lender: &mut dyn Lender) -> Result<Vec<(PathBuf, Result<()>)>> {
         self.ours()?;
         let used = in_use()?;
         let mut told_of = Vec::new();
         for noted in self.notes.areas.clone() {
             let on = user_of(&noted, &used).is_some();
             if let Some(lent) = noted.in_pool.clone() {
-                let told = self.resume_in_pool(&noted, &lent, on);
+                let told = self.resume_in_pool(&noted, &lent, on, lender);
                 let now = self.notes.areas.iter().find(|a| a.uuid == noted.uuid);
                 let path = now.map_or(noted.path, |now| now.path.clone());
                 told_of.push((path, told));
@@ -433,7 +433,13 @@ impl Areas {
         Ok(told_of)
     }
 
-    fn resume_in_pool(&mut self, noted: &Noted, lent: &Lent, on: bool) -> Result<()> {
+    fn resume_in_pool(
+        &mut self,
+        noted: &Noted,
+        lent: &Lent,
+        on: bool,
+        lender: &mut dyn Lender,
+    ) -> Result<()> {
         match noted.stage {
             _ if on => return self.stage(&noted.path, Stage::Used),
             Stage::Making | Stage::Going => {
@@ -447,7 +453,7 @@ impl Areas {
             }
             Stage::Used => {}
         }
-        lent.check()?;
+        lender.check(lent)?;
         self.unuse(lent)?;
         let node = lent.show()?;
         self.set_path(lent, &node)?;
@@ -575,6 +581,9 @@ mod tests {
         fn lent(&mut self) -> Result<Vec<Lent>> {
             Err(Fault::new("nobody", "start it"))
         }
+        fn check(&mut self, _: &Lent) -> Result<()> {
+            Err(Fault::new("it is another device", "take it away"))
+        }
     }
 
     #[test]
@@ -592,16 +601,16 @@ mod tests {
         });
         areas.notes.store(dir.path()).unwrap();
         // Neither is swapped to again, nor forgotten, nor removed as a file.
-        let told = areas.resume().unwrap();
+        let told = areas.resume(&mut Nobody).unwrap();
         assert!(told[0].1.as_ref().unwrap_err().remedy.contains("swap off"));
         assert!(areas.off(&mut Nobody).is_err());
         assert!(dir.path().join("flash.swap").exists());
         assert_eq!(areas.show().unwrap().len(), 1);
         // Another device by that name is not swapped to.
         areas.notes.areas[0].stage = Stage::Used;
-        let told = areas.resume().unwrap();
+        let told = areas.resume(&mut Nobody).unwrap();
         let fault = told[0].1.as_ref().unwrap_err();
-        assert!(fault.what.contains("not swapped to"), "{fault}");
+        assert!(fault.what.contains("another device"), "{fault}");
     }
 
     #[test]
@@ -620,7 +629,7 @@ mod tests {
         for stage in [Stage::Making, Stage::Going] {
             let dir = tempfile::tempdir().unwrap();
             let mut areas = areas(dir.path(), &this_host(), stage);
-            let told = areas.resume().unwrap();
+            let told = areas.resume(&mut Nobody).unwrap();
             assert!(told.len() == 1 && told[0].1.is_ok());
             assert!(!dir.path().join("flash.swap").exists());
             assert!(!dir.path().join(crate::notes::NAME).exists());
@@ -631,7 +640,7 @@ mod tests {
     fn another_file_in_its_place_is_not_swapped_to() {
         let dir = tempfile::tempdir().unwrap();
         let mut areas = areas(dir.path(), &this_host(), Stage::Used);
-        let told = areas.resume().unwrap();
+        let told = areas.resume(&mut Nobody).unwrap();
         assert!(told[0].1.is_err());
         assert!(dir.path().join("flash.swap").exists());
     }
@@ -649,7 +658,7 @@ mod tests {
     fn another_hosts_notes_touch_nothing_here() {
         let dir = tempfile::tempdir().unwrap();
         let mut areas = areas(dir.path(), "another", Stage::Making);
-        assert!(areas.resume().is_err());
+        assert!(areas.resume(&mut Nobody).is_err());
         let flash = dir.path().join("flash");
         std::fs::write(&flash, b"x").unwrap();
         let request = Request {

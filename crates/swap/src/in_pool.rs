@@ -9,11 +9,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
 use hearth_fault::Fault;
-use hearth_format::Superblock;
-use hearth_io::{BlockFile, Device, OpenMode};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -50,6 +47,9 @@ pub trait Lender {
     fn take_back(&mut self, lent: &Lent) -> Result<()>;
     /// What is set aside.
     fn lent(&mut self) -> Result<Vec<Lent>>;
+    /// Is it still what was noted: that device of that pool, with this stretch set aside? Whoever knows the flash looks at it:
+    /// after a boot nobody serves the pool yet.
+    fn check(&mut self, lent: &Lent) -> Result<()>;
 }
 
 impl Lent {
@@ -83,39 +83,6 @@ impl Lent {
                 "leave --discard out",
             )),
         }
-    }
-
-    /// Is it still what was noted: that device, of that pool, which has this stretch set aside?
-    pub(crate) fn check(&self) -> Result<()> {
-        let wrong = |what: &str| {
-            Fault::new(
-                format!("{} is not swapped to: {what}", self.flash.display()),
-                "`hearth swap off` forgets it; `hearth swap on --in-pool` makes new swap",
-            )
-        };
-        let mode = OpenMode {
-            read_only: true,
-            unlocked: true,
-        };
-        let file = BlockFile::open(&self.flash, mode).map_err(|e| wrong(&e.to_string()))?;
-        let mut media = Arc::new(Device::new(file));
-        let own = Superblock::load(&mut media).map_err(|e| wrong(&e.to_string()))?;
-        if own.pool.as_bytes() != self.pool.as_bytes()
-            || own.device.as_bytes() != self.device.as_bytes()
-        {
-            return Err(wrong("it is another flash device than it was"));
-        }
-        // The first device has the list of what is set aside on all.
-        if own.device_index == 0 {
-            let places = own.areas.iter().filter_map(|area| own.place_of(*area));
-            let same = |p: hearth_format::areas::AreaPlace| {
-                p.device == 0 && p.offset == self.offset && p.bytes == self.bytes
-            };
-            if !places.into_iter().any(same) {
-                return Err(wrong("nothing is set aside there any more"));
-            }
-        }
-        Ok(())
     }
 
     /// A loop device that shows it, and nothing else, past the page cache.
@@ -181,7 +148,7 @@ impl Lent {
         goes_on: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<bool> {
         if !self.is_file() {
-            return Ok(true);
+            return Ok(goes_on(self.bytes, self.bytes));
         }
         let failed = |e: io::Error| {
             Fault::new(

@@ -11,6 +11,7 @@ use std::time::Duration;
 use hearth_engine::{AreaRefused, Engine};
 use hearth_format::Area;
 use hearth_format::areas::AreaPlace;
+use hearth_io::BLOCK;
 
 use super::reshape::Stage;
 use super::{Daemon, homeless, lock};
@@ -101,18 +102,12 @@ impl Daemon {
         if self.cache_is_off() {
             return Err(refused(AreaRefused::NoWrites));
         }
-        let (devices, segment, capacity, promised, twice) = {
+        let (devices, segment, promised, twice) = {
             let pool = lock(&self.pool);
             let info = pool.info();
             let promised = homeless::promised(pool.registry());
             let twice = info.dirty_copies > 1;
-            (
-                pool.devices(),
-                info.segment_bytes,
-                pool.capacity(),
-                promised,
-                twice,
-            )
+            (pool.devices(), info.segment_bytes, promised, twice)
         };
         if twice {
             return Err(refused(AreaRefused::Twice));
@@ -126,6 +121,7 @@ impl Daemon {
             .iter()
             .map(|(_, place)| place.bytes)
             .sum();
+        let capacity = self.engine.pool_stats().capacity_blocks * BLOCK;
         check_share(capacity, aside, promised, bytes)?;
         let area = u32::try_from(segments).ok();
         let area = area.and_then(|segments| self.engine.room_for_area(at, segments));

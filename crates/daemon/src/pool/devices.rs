@@ -269,6 +269,33 @@ fn set_aside(paths: &[PathBuf]) -> Vec<Vec<Range<u64>>> {
     each.collect()
 }
 
+/// What stands on a flash device of what is set aside on it.
+pub struct OfDevice {
+    /// The pool it is of.
+    pub pool: hearth_format::Uuid,
+    /// Its number for life.
+    pub device: hearth_format::Uuid,
+    /// Stretches of it that are set aside; of another than the pool's first device it does not say.
+    pub aside: Option<Vec<Range<u64>>>,
+}
+
+/// Looks what a flash device says of itself, whoever uses it.
+pub fn of_device(path: &Path) -> Result<OfDevice> {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    let (sb, _) = look(path, mode, &[]).map_err(|(e, _)| e)?;
+    let places = sb.areas.iter().filter_map(|area| sb.place_of(*area));
+    let here = places.filter(|place| place.device == 0);
+    let aside = here.map(|p| p.offset..p.offset + p.bytes).collect();
+    Ok(OfDevice {
+        pool: sb.pool,
+        device: sb.device,
+        aside: (sb.device_index == 0).then_some(aside),
+    })
+}
+
 /// Opens one of them. What went wrong if that cannot be, and whether the device can be called missing for it: not if it is
 /// in use, or needs a newer version.
 fn look(

@@ -135,6 +135,12 @@ impl<U: Users> FlashDevice<U> {
         Ok(())
     }
 
+    /// Blocks that are set aside.
+    pub fn set_aside_blocks(&self) -> u64 {
+        let bytes = self.sb.areas.iter().map(|area| self.area_bytes(*area));
+        bytes.sum::<u64>() / BLOCK
+    }
+
     /// Is something done to an area?
     pub fn is_area_changed(&self) -> bool {
         self.area_change.is_some()
