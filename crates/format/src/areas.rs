@@ -96,6 +96,15 @@ impl Superblock {
         }
     }
 
+    /// The same for another device: the list is the first one's.
+    pub(crate) fn without_areas(&self) -> Superblock {
+        Superblock {
+            areas: Vec::new(),
+            incompat: self.incompat & !INCOMPAT_AREAS,
+            ..self.clone()
+        }
+    }
+
     /// The numbers of segments that are no part of the log, because they are on no device or set aside.
     pub fn beside_log(&self) -> Vec<u32> {
         let mut all = self.gaps();
@@ -208,6 +217,8 @@ mod tests {
         sb.store(&mut media).unwrap();
         let again = Superblock::load(&mut media).unwrap();
         assert_eq!(again.areas, [area]);
+        // Both copies are good.
+        sb.copy = again.copy;
         assert_eq!(again, sb);
         let place = again.place_of(area).unwrap();
         let segment = u64::from(again.layout.segment_blocks) * BLOCK;

@@ -17,9 +17,7 @@ use crate::error::FormatError;
 use crate::layout::{Extent, Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS, SUPERBLOCK_BLOCKS};
 use crate::map::SegmentMap;
 use crate::places::Places;
-use crate::superblock::{
-    INCOMPAT_AREAS, INCOMPAT_DEVICES, INCOMPAT_TWICE, Part, PoolState, Superblock,
-};
+use crate::superblock::{INCOMPAT_DEVICES, INCOMPAT_TWICE, Part, PoolState, Superblock};
 use crate::wire::{array_at, put, u32_at, u64_at};
 use hearth_io::{BLOCK, Joined, Media, Spread, Twice};
 use std::ops::Range;
@@ -572,10 +570,7 @@ impl Superblock {
             next_stamp: 0,
             part: Part::Member,
             peer: old.peer,
-            // The first one's list counts.
-            areas: Vec::new(),
-            incompat: self.incompat & !INCOMPAT_AREAS,
-            ..self.clone()
+            ..self.without_areas()
         }
     }
 
