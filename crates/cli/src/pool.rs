@@ -328,6 +328,9 @@ fn layout_of(info: &PoolInfo) -> String {
             match (device.state.as_str(), device.emptied_percent) {
                 _ if device.lost => "LOST".to_owned(),
                 ("emptying", Some(percent)) => format!("being emptied, {percent} %"),
+                ("in-use" | "", _) if device.swap > 0 => {
+                    format!("in use, {} of it for swap", human(device.swap))
+                }
                 ("in-use" | "", _) => "in use".to_owned(),
                 (other, _) => plain(other),
             },

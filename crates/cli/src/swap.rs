@@ -1,18 +1,23 @@
-//! `hearth swap`: swap of this host on the flash. The daemon has no part in it: it is not in the way of a page.
+//! `hearth swap`: swap of this host on the flash. The daemon is not in the way of a page; what is inside a pool it sets aside, and takes
+//! back, when it is asked to.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use hearth_daemon::api::areas::{AreaBack, AreaInfo, AreaWanted, AreasState};
+use hearth_daemon::api::types::Done;
 
 use hearth_daemon::api::types::PoolInfo;
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
+use hearth_daemon::pool::of_device;
 use hearth_daemon::size::human;
 use hearth_fault::Fault;
 use hearth_swap::areas::Shown;
 use hearth_swap::kernel;
 use hearth_swap::tuning::Setting;
-use hearth_swap::{Areas, Request};
+use hearth_swap::{Areas, Lender, Lent, Request, RequestInPool, Uuid};
 use serde::Serialize;
 
 use crate::args::{self, Global, SwapOn, SwapState};
@@ -37,12 +42,165 @@ fn wrong(fault: Fault) -> Failure {
     Failure::Error(Error::unavailable(fault.what, fault.remedy))
 }
 
+fn dir(state: &SwapState) -> PathBuf {
+    let named = state.state_dir.clone();
+    named.unwrap_or_else(hearth_daemon::rundir::default_state_dir)
+}
+
 fn open(state: &SwapState) -> Result<Areas, Failure> {
-    let dir = state
-        .state_dir
-        .clone()
-        .unwrap_or_else(hearth_daemon::rundir::default_state_dir);
-    Areas::open(&dir).map_err(wrong)
+    Areas::open(&dir(state)).map_err(wrong)
+}
+
+fn open_to_change(state: &SwapState) -> Result<Areas, Failure> {
+    Areas::open_to_change(&dir(state)).map_err(wrong)
+}
+
+/// The daemon, which has the pool.
+struct Served {
+    client: Client,
+    /// On which device something is to be set aside.
+    device: Option<PathBuf>,
+}
+
+impl Served {
+    fn of(global: &Global, device: Option<&Path>) -> Served {
+        Served {
+            client: Client::new(&global.dir()),
+            device: device.map(Path::to_owned),
+        }
+    }
+
+    fn areas(&self) -> hearth_swap::Result<AreasState> {
+        self.client.get("/v1/pool/areas").map_err(fault)
+    }
+
+    /// Follows a change to its end; with `Err` of nothing it was called off.
+    fn follow(
+        &self,
+        goes_on: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> hearth_swap::Result<Option<AreasState>> {
+        let mut asked = false;
+        loop {
+            let state = self.areas()?;
+            let Some(change) = &state.change else {
+                return Ok(Some(state));
+            };
+            match change.stage.as_str() {
+                "called-off" => return Ok(None),
+                "failed" => {
+                    let error = change.error.clone();
+                    let (what, remedy) =
+                        error.map_or_else(Default::default, |e| (e.error, e.remedy));
+                    return Err(Fault::new(what, remedy));
+                }
+                _ => {}
+            }
+            if !goes_on(change.done, change.total) && !asked {
+                asked = true;
+                // Where it cannot be called off any more it ends soon.
+                let _ = self.client.order::<Done>("/v1/pool/flash/cancel");
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+fn fault(e: Error) -> Fault {
+    Fault::new(e.what.clone(), e.remedy.clone())
+}
+
+fn lent_of(area: &AreaInfo) -> hearth_swap::Result<Lent> {
+    let uuid = |text: &str| {
+        Uuid::parse_str(text).map_err(|e| {
+            Fault::new(
+                format!("the daemon says {text}, which is no UUID: {e}"),
+                "use the daemon's own version of this program",
+            )
+        })
+    };
+    Ok(Lent {
+        flash: PathBuf::from(&area.path),
+        pool: uuid(&area.pool)?,
+        device: uuid(&area.device)?,
+        offset: area.offset,
+        bytes: area.bytes,
+    })
+}
+
+impl Lender for Served {
+    fn lend(
+        &mut self,
+        size: u64,
+        goes_on: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> hearth_swap::Result<Option<Lent>> {
+        let wanted = AreaWanted {
+            bytes: size,
+            path: self.device.as_ref().map(|p| p.display().to_string()),
+        };
+        let before = self.areas()?.areas;
+        let _: AreasState = self.client.post("/v1/pool/areas", &wanted).map_err(fault)?;
+        let Some(state) = self.follow(goes_on)? else {
+            return Ok(None);
+        };
+        let known = |area: &AreaInfo| {
+            before
+                .iter()
+                .any(|b| (&b.path, b.offset) == (&area.path, area.offset))
+        };
+        match state.areas.iter().find(|area| !known(area)) {
+            Some(area) => lent_of(area).map(Some),
+            None => Err(Fault::new(
+                "the daemon began anew meanwhile, and nothing was set aside",
+                "try again",
+            )),
+        }
+    }
+
+    fn take_back(&mut self, lent: &Lent) -> hearth_swap::Result<()> {
+        let back = AreaBack {
+            path: lent.flash.display().to_string(),
+            offset: lent.offset,
+        };
+        let url = "/v1/pool/areas/give-back";
+        let _: AreasState = self.client.post(url, &back).map_err(fault)?;
+        self.follow(&mut |_, _| true)?;
+        let left = self.lent()?;
+        match left
+            .iter()
+            .any(|l| l.offset == lent.offset && l.flash == lent.flash)
+        {
+            false => Ok(()),
+            true => Err(Fault::new(
+                "the daemon ended before it was given back",
+                "use `hearth swap off` once more when it runs",
+            )),
+        }
+    }
+
+    fn lent(&mut self) -> hearth_swap::Result<Vec<Lent>> {
+        self.areas()?.areas.iter().map(lent_of).collect()
+    }
+
+    fn check(&mut self, lent: &Lent) -> hearth_swap::Result<()> {
+        let found = of_device(&lent.flash).map_err(fault)?;
+        let wrong = |what: &str| {
+            Fault::new(
+                format!("{} is not swapped to: {what}", lent.flash.display()),
+                "`hearth swap off` forgets it; `hearth swap on --in-pool` makes new swap",
+            )
+        };
+        if (found.pool, found.device) != (lent.pool, lent.device) {
+            return Err(wrong("it is another flash device than it was"));
+        }
+        // The pool's first device has the list for all.
+        let here = lent.offset..lent.offset.saturating_add(lent.bytes);
+        match found.aside {
+            Some(aside) if !aside.contains(&here) => {
+                Err(wrong("nothing is set aside there any more"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The flash file that was named, or the one that is served here.
@@ -60,30 +218,53 @@ fn flash(global: &Global, args: &SwapOn) -> Result<PathBuf, Failure> {
         [one] => Ok(PathBuf::from(one)),
         _ => Err(Error::invalid(
             "the pool is not on one flash file",
-            "name one of them with --flash",
+            "name one of them with --flash, or use --in-pool",
         )
         .into()),
     }
 }
 
 fn on(global: &Global, args: &SwapOn) -> Outcome {
-    let request = Request {
-        flash: flash(global, args)?,
-        size: args.size.0,
-        priority: args.priority,
-        discard: match args.discard {
-            args::Discard::Off => kernel::Discard::Off,
-            args::Discard::Once => kernel::Discard::Once,
-            args::Discard::Pages => kernel::Discard::Pages,
-        },
+    let discard = match args.discard {
+        args::Discard::Off => kernel::Discard::Off,
+        args::Discard::Once => kernel::Discard::Once,
+        args::Discard::Pages => kernel::Discard::Pages,
     };
-    let mut areas = open(&args.state)?;
+    let flash = match args.in_pool {
+        true => None,
+        false => Some(flash(global, args)?).filter(|flash| args.flash.is_some() || flash.is_file()),
+    };
+    let mut areas = open_to_change(&args.state)?;
     let interrupt = Interrupt::watch();
     let mut line = StatusLine::new(!global.json).quiet_for(Duration::from_secs(1));
-    let made = areas.on(&request, &mut |done, all| {
-        line.show(|| format!("writing: {} of {}", human(done), human(all)));
+    let doing = match flash {
+        Some(_) => "writing",
+        None => "making room",
+    };
+    let mut goes_on = |done, all| {
+        line.show(|| format!("{doing}: {} of {}", human(done), human(all)));
         !interrupt.hit()
-    });
+    };
+    let made = match flash {
+        Some(flash) => {
+            let request = Request {
+                flash,
+                size: args.size.0,
+                priority: args.priority,
+                discard,
+            };
+            areas.on(&request, &mut goes_on)
+        }
+        None => {
+            let request = RequestInPool {
+                size: args.size.0,
+                priority: args.priority,
+                discard,
+            };
+            let mut daemon = Served::of(global, args.device.as_deref());
+            areas.on_in_pool(&request, &mut daemon, &mut goes_on)
+        }
+    };
     line.end();
     if made.map_err(wrong)?.is_none() {
         return Err(Failure::Interrupted(Fault::bare(
@@ -94,7 +275,7 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
 }
 
 fn off(global: &Global, state: &SwapState) -> Outcome {
-    let mut areas = open(state)?;
+    let mut areas = open_to_change(state)?;
     let before = areas.show().map_err(wrong)?;
     // The signal has to come to this thread, which waits in the kernel: the one that shows takes none.
     let _interrupt = Interrupt::watch();
@@ -103,7 +284,7 @@ fn off(global: &Global, state: &SwapState) -> Outcome {
         if !global.json {
             scope.spawn(|| follow(&before, &done));
         }
-        let gone = areas.off();
+        let gone = areas.off(&mut Served::of(global, None));
         done.store(true, Ordering::Release);
         gone
     });
@@ -144,8 +325,8 @@ fn block_signals() {
 }
 
 fn resume(global: &Global, state: &SwapState) -> Outcome {
-    let mut areas = open(state)?;
-    let told = areas.resume().map_err(wrong)?;
+    let mut areas = open_to_change(state)?;
+    let told = areas.resume(&mut Served::of(global, None)).map_err(wrong)?;
     let mut failed = None;
     for (path, outcome) in told {
         match outcome {
@@ -169,24 +350,54 @@ fn resume(global: &Global, state: &SwapState) -> Outcome {
 #[derive(Serialize)]
 struct All<'a> {
     areas: &'a [Shown],
+    /// Set aside in the pool, and no swap of this host.
+    idle: &'a [AreaInfo],
     settings: &'a [Setting],
+}
+
+/// What a pool that is served here has set aside, and is not noted here as used.
+fn idle(global: &Global, shown: &[Shown]) -> Vec<AreaInfo> {
+    let Ok(state) = Served::of(global, None).areas() else {
+        return Vec::new();
+    };
+    let noted = |area: &AreaInfo| {
+        let same = |l: &Lent| l.device.to_string() == area.device && l.offset == area.offset;
+        shown
+            .iter()
+            .any(|s| s.noted.in_pool.as_ref().is_some_and(same))
+    };
+    state.areas.into_iter().filter(|a| !noted(a)).collect()
 }
 
 fn show(global: &Global, areas: &Areas) -> Outcome {
     let (shown, settings) = (areas.show().map_err(wrong)?, areas.settings());
+    let idle = idle(global, &shown);
     if global.json {
         return print_json(&All {
             areas: &shown,
+            idle: &idle,
             settings,
         });
+    }
+    for area in &idle {
+        println!(
+            "{} of {} are set aside, and this host does not swap to them; `hearth swap off` gives them back",
+            human(area.bytes),
+            plain(&area.path)
+        );
     }
     if shown.is_empty() {
         println!("no swap; `hearth swap on --size 8G` makes some");
     } else {
         let mut table = Table::new(&["AREA", ">SIZE", ">SWAPPED OUT", ">PRIORITY", "STATE"]);
         for area in &shown {
+            let path = area.noted.path.display();
+            let name = match &area.noted.in_pool {
+                None => path.to_string(),
+                Some(lent) => format!("{path} in {}", lent.flash.display()),
+            };
             table.row([
-                plain(&area.noted.path.display().to_string()),
+                plain(&name),
                 human(area.noted.size),
                 human(area.used),
                 area.noted.priority.to_string(),

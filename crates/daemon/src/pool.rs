@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearth_engine::Engine;
+use hearth_format::superblock::INCOMPAT_AREAS;
 use hearth_format::{
     DiskRecord, FormatError, Members, Places, PoolState, Registry, SharedRecord, Superblock,
 };
@@ -331,6 +332,15 @@ impl Pool {
         Engine::footprint(self.superblock.layout.slots(), stage)
     }
 
+    /// So much of it is set aside by now.
+    pub(crate) fn set_areas(&mut self, areas: Vec<hearth_format::Area>) {
+        self.superblock.areas = areas;
+        match self.superblock.areas.is_empty() {
+            true => self.superblock.incompat &= !INCOMPAT_AREAS,
+            false => self.superblock.incompat |= INCOMPAT_AREAS,
+        }
+    }
+
     /// Bytes of flash for cached data.
     pub fn capacity(&self) -> u64 {
         self.segments() * u64::from(self.superblock.layout.data_blocks()) * BLOCK
@@ -343,6 +353,8 @@ impl Pool {
             .iter()
             .map(|range| u64::from(range.end - range.start))
             .sum();
+        let aside = self.superblock.areas.iter().map(|a| u64::from(a.segments));
+        let all = all.saturating_sub(aside.sum());
         match self.superblock.is_twice() {
             true => all / 2,
             false => all,
@@ -554,6 +566,7 @@ pub fn mode_to(mode: CacheMode) -> hearth_format::CacheMode {
 pub(crate) mod change;
 mod create;
 pub(crate) mod devices;
+pub use devices::{OfDevice, of_device};
 mod kept;
 mod make;
 mod memory;

@@ -351,7 +351,8 @@ impl Core {
             || self.jobs_active()
             || !self.ready.draining.is_empty()
             || !self.ready.awaited.is_empty()
-            || self.flash.is_emptying();
+            || self.flash.is_emptying()
+            || self.flash.is_area_changed();
         let pending = !self.ready.restless.is_empty();
         now + if busy {
             5_000_000

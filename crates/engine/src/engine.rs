@@ -15,7 +15,7 @@ use crate::lanes::{After, Shared};
 use hearth_io::IoDone;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-pub use devices::Emptying;
+pub use devices::{AreaRefused, Emptying};
 pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use report::{DiskStatus, OrderStatus};

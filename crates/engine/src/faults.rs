@@ -22,6 +22,12 @@ pub enum Fault {
     EmptyForgetsDirty,
     /// Free what a device that is emptied holds before it is durable elsewhere.
     EmptyForgetsFlush,
+    /// Use an area's segments for the log before the area is given back durably.
+    AreaUsedEarly,
+    /// Give an area back with what stands in it.
+    AreaUnwiped,
+    /// Take for the log what stands in an area.
+    AreaRead,
     /// Keep what a crash left of a scratch disk.
     KeepScratch,
     /// Answer a flush without flushing the flash device.
@@ -259,12 +265,15 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 82] = [
+    pub const BY_WORLDS: [Fault; 85] = [
         Fault::ClosedInOnePiece,
         Fault::HeadsSwapped,
         Fault::AgainUntold,
         Fault::EmptyForgetsDirty,
         Fault::EmptyForgetsFlush,
+        Fault::AreaUsedEarly,
+        Fault::AreaUnwiped,
+        Fault::AreaRead,
         Fault::EpochEarly,
         Fault::EpochUnflushed,
         Fault::EpochUnmarked,

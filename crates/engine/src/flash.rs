@@ -3,6 +3,7 @@
 
 pub(crate) mod again;
 pub(crate) mod append;
+pub(crate) mod area;
 pub(crate) mod checkpoint;
 pub(crate) mod choose;
 pub(crate) mod dead;

@@ -342,6 +342,8 @@ pub struct PoolStats {
     pub counters: PoolCounters,
     /// Blocks of flash usable for data.
     pub capacity_blocks: u64,
+    /// Blocks of flash that are set aside for something beside the log.
+    pub set_aside_blocks: u64,
     /// Blocks cached.
     pub cached_blocks: u64,
     /// Dirty blocks.

@@ -101,6 +101,7 @@ pub fn with_more(lead: &Superblock, bytes: u64, device: Uuid) -> Result<Superblo
 
 /// The pool as it would be without one of its devices. Nothing is written.
 fn with_less(lead: &Superblock, place: usize) -> Result<Superblock, FormatError> {
+    lead.refuse_areas_on(place)?;
     let mut list = lead.all_devices();
     let gone = match place {
         0 => None,
@@ -373,6 +374,8 @@ fn in_place_of(
     old: &Extent,
     bytes: u64,
 ) -> Result<Extent, FormatError> {
+    // It is written past the pool while it would be copied.
+    lead.refuse_areas_on(place)?;
     let segment_start = begin_of(lead, place);
     let segments = u64::from(old.segments) * u64::from(lead.layout.segment_blocks);
     let mut needed = segment_start + segments;

@@ -570,7 +570,7 @@ impl Superblock {
             next_stamp: 0,
             part: Part::Member,
             peer: old.peer,
-            ..self.clone()
+            ..self.without_areas()
         }
     }
 

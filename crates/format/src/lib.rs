@@ -8,6 +8,7 @@
 //!
 //! Nothing here decides *when* something is written; that is the engine's.
 
+pub mod areas;
 pub mod batch;
 pub mod beside;
 pub mod change;
@@ -30,6 +31,7 @@ pub mod summary;
 pub mod superblock;
 mod wire;
 
+pub use areas::Area;
 pub use batch::{BATCH_ENTRIES_MAX, BatchHeader};
 pub use beside::{IdSet, PoolNotes};
 pub use checkpoint::{CheckpointHeader, Section};

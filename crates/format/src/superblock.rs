@@ -4,6 +4,7 @@
 //! older version before it misreads a newer pool. So there are two copies far apart, written
 //! one after the other with a flush between, and the first 32 bytes never move.
 
+use crate::areas::{self, Area};
 use crate::devices::{DEVICES_MAX, DeviceEntry, list_at, put_list};
 use crate::error::FormatError;
 use crate::layout::{Added, Layout, SUPERBLOCK_BLOCKS};
@@ -19,12 +20,15 @@ pub const FORMAT_MAJOR: u16 = 1;
 /// Minor format version written: informs only.
 pub const FORMAT_MINOR: u16 = 0;
 /// Features without which a pool cannot be opened at all, known to this version.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_MAP
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_AREAS
+    | INCOMPAT_MAP
     | INCOMPAT_DEVICES
     | INCOMPAT_TWICE
     | INCOMPAT_CHANGED
     | INCOMPAT_ORDER
     | INCOMPAT_HEADS;
+/// Segments may be set aside for something that is no part of the log ([`crate::areas`]).
+pub const INCOMPAT_AREAS: u64 = 1 << 0;
 /// The [segment map](crate::map) says which segments count.
 pub const INCOMPAT_MAP: u64 = 1 << 2;
 /// The pool has several [devices](crate::devices).
@@ -102,6 +106,8 @@ pub struct Superblock {
     pub part: Part,
     /// The device whose place it took or is to take, or which has taken its place; nil if there is none.
     pub peer: Uuid,
+    /// Of the first device: segments that are no part of the log, by their numbers.
+    pub areas: Vec<Area>,
     /// Of a pool that keeps everything twice: bit `n` says that device `n` is lost, and nothing on it counts.
     pub lost: u64,
     /// Features a reader must know, else it must not open the pool.
@@ -149,6 +155,7 @@ impl Superblock {
             next_stamp: 0,
             part: Part::Member,
             peer: Uuid::nil(),
+            areas: Vec::new(),
             lost: 0,
             incompat: 0,
             compat: 0,
@@ -217,6 +224,7 @@ impl Superblock {
         put(out, 1344, &self.layout.added.segments.to_le_bytes());
         put(out, 1348, &self.layout.added.map_shift.to_le_bytes());
         put(out, 1352, &self.lost.to_le_bytes());
+        areas::put_all(out, &self.areas);
         put_list(out, &self.devices);
         put(out, PEER_AT, self.peer.as_bytes());
         let crc = crc_with_hole(out, CRC_AT);
@@ -363,7 +371,7 @@ impl Superblock {
                 "a device is lost that it does not have",
             ));
         }
-        Ok(Superblock {
+        let mut found = Superblock {
             copy,
             generation: u64_at(block, 24),
             pool: Uuid::from_bytes(array_at(block, 56)),
@@ -375,6 +383,7 @@ impl Superblock {
             next_stamp,
             part,
             peer: Uuid::from_bytes(array_at(block, PEER_AT)),
+            areas: Vec::new(),
             lost,
             incompat,
             compat: u64_at(block, 40),
@@ -386,7 +395,13 @@ impl Superblock {
             clean_floor: u64_at(block, 296),
             label: text_at(block, 160)?,
             last_host: text_at(block, 224)?,
-        })
+        };
+        // Without the bit these bytes are not read.
+        if incompat & INCOMPAT_AREAS != 0 {
+            found.areas = areas::all_at(block).map_err(|why| FormatError::damaged(WHAT, why))?;
+            (found.check_areas()).map_err(|why| FormatError::damaged(WHAT, why))?;
+        }
+        Ok(found)
     }
 
     /// Reads both copies and returns the newest valid one.

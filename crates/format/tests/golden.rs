@@ -9,10 +9,10 @@ use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_format::order::ORDER_NOTE_BYTES;
 use hearth_format::registry::{Front, Moved};
-use hearth_format::superblock::{INCOMPAT_HEADS, INCOMPAT_MAP};
+use hearth_format::superblock::{INCOMPAT_AREAS, INCOMPAT_HEADS, INCOMPAT_MAP};
 use hearth_format::{
-    BatchHeader, BatchMark, CacheMode, CheckpointHeader, DeviceEntry, DiskRecord, Entry, Home,
-    Kind, Layout, MapEntry, MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap,
+    Area, BatchHeader, BatchMark, CacheMode, CheckpointHeader, DeviceEntry, DiskRecord, Entry,
+    Home, Kind, Layout, MapEntry, MapHeader, PoolNotes, PoolState, Registry, Section, SegmentMap,
     SummaryHeader, Superblock, Uuid, pool_tag,
 };
 use hearth_format::{Mark, OrderNote};
@@ -348,6 +348,31 @@ fn superblock_of_a_pool_that_is_written_in_two_segments_at_once() {
     let golden = block(SUPERBLOCK_OF_TWO_HEADS);
     let sb = Superblock::decode(&golden).unwrap();
     assert_eq!(sb.incompat, INCOMPAT_MAP | INCOMPAT_HEADS);
+    assert_eq!(sb.encode().to_vec(), golden);
+}
+
+const SUPERBLOCK_WITH_AREAS: &[&str] = &[
+    "484541525448534201000000396fcc2485000000000000000900000000000000",
+    "0000000000000000040000000000000001010000010000001011121314151617",
+    "18191a1b1c1d1e1fa0a1a2a3a4a5a6a7a8a9aaabacadaeaf0000040000000000",
+    "000400000400000000040000000000000008000000000000000c000000000000",
+    "fd0000000000000000f15365000000004d000000000000000020000000000000",
+    "0474616e6b000000000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "06686f73742d3100000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "02000000000000000300000064000000320000000000000003000000c8000000",
+    "35",
+];
+
+#[test]
+fn superblock_of_a_pool_that_has_set_segments_aside() {
+    let golden = block(SUPERBLOCK_WITH_AREAS);
+    let sb = Superblock::decode(&golden).unwrap();
+    assert_eq!(sb.incompat, INCOMPAT_AREAS | INCOMPAT_MAP | INCOMPAT_HEADS);
+    let area = |first, segments| Area { first, segments };
+    assert_eq!(sb.areas, [area(100, 50), area(200, 53)]);
     assert_eq!(sb.encode().to_vec(), golden);
 }
 

@@ -26,6 +26,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -295,6 +296,20 @@ impl Beneath {
                 a.node == b.node && a.start < b.end && b.start < a.end && (a.exact || b.exact)
             })
         })
+    }
+
+    /// True if what of `node` it lies on is all within one of these stretches of it.
+    pub(crate) fn is_within(&self, node: Node, stretches: &[Range<u64>]) -> bool {
+        let mut of_it = self
+            .parts
+            .iter()
+            .filter(|part| part.node == node)
+            .peekable();
+        let within = |part: &Part| {
+            let mut around = stretches.iter();
+            part.exact && around.any(|s| s.start <= part.start && part.end <= s.end)
+        };
+        of_it.peek().is_some() && of_it.all(within)
     }
 
     /// True if it is all of `other`'s data, and all of its own is in there: another name, nothing

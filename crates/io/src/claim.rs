@@ -12,6 +12,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -123,13 +124,19 @@ struct Below {
 /// All of this process.
 static BELOW: Mutex<Vec<Weak<Below>>> = Mutex::new(Vec::new());
 
-/// Takes the locks of an open file or device, marks what lies beneath, and looks at what lies above.
-pub(crate) fn claim(file: &File, path: &Path, how: Use) -> Result<Claim, Refusal> {
+/// Takes the locks of an open file or device, marks what lies beneath, and looks at what lies above. What lies above one of the
+/// stretches `aside` is no concern: they were given to somebody else.
+pub(crate) fn claim(
+    file: &File,
+    path: &Path,
+    how: Use,
+    aside: &[Range<u64>],
+) -> Result<Claim, Refusal> {
     let taken = lock::take_whole(file, how)? && lock::mark(file, how)?;
     if !taken {
         return Err(Refusal::InUse(InUse::new(path)));
     }
-    around(&file.metadata()?, path, how)
+    around(&file.metadata()?, path, how, aside)
 }
 
 /// As [`claim`], of a path that another process opens for us, which marks it itself. It has no block
@@ -152,7 +159,7 @@ pub(crate) fn claim_for_other(path: &Path, how: Use) -> Result<Claim, Refusal> {
     if !lock::may_mark(&file, how).unwrap_or(true) {
         return Err(in_use());
     }
-    let mut claim = around(&meta, path, how)?;
+    let mut claim = around(&meta, path, how, &[])?;
     claim._kept = (is_device && how == Use::Write).then_some(file);
     Ok(claim)
 }
@@ -164,7 +171,7 @@ pub(crate) fn claim_unchanging(path: &Path) -> Result<Claim, Refusal> {
     if !lock::mark(&file, Use::Read)? {
         return Err(Refusal::InUse(InUse::new(path)));
     }
-    let mut claim = around(&file.metadata()?, path, Use::Read)?;
+    let mut claim = around(&file.metadata()?, path, Use::Read, &[])?;
     claim._kept = Some(file);
     Ok(claim)
 }
@@ -177,7 +184,12 @@ fn look_at(path: &Path, exclusive: i32) -> io::Result<File> {
         .open(path)
 }
 
-fn around(meta: &fs::Metadata, path: &Path, how: Use) -> Result<Claim, Refusal> {
+fn around(
+    meta: &fs::Metadata,
+    path: &Path,
+    how: Use,
+    aside: &[Range<u64>],
+) -> Result<Claim, Refusal> {
     let own = Beneath::of(&Running, path, meta)?;
     let in_use = |other: &Path, below: bool| {
         Refusal::InUse(InUse {
@@ -202,7 +214,7 @@ fn around(meta: &fs::Metadata, path: &Path, how: Use) -> Result<Claim, Refusal> 
             }
         }
     }
-    if let Some(node) = used_above(&own, how) {
+    if let Some(node) = used_above(&own, how, aside) {
         return Err(in_use(&node, false));
     }
     Ok(Claim {
@@ -289,7 +301,7 @@ fn is_free(node: &Path, how: Use, ownerless: bool) -> bool {
 /// Other layers need no look: the kernel lets nobody have a volume or array beside what it is made
 /// of, but of a loop device it does not know what it is over. And a guest locks nothing but the
 /// device node it opens.
-fn used_above(own: &Beneath, how: Use) -> Option<PathBuf> {
+fn used_above(own: &Beneath, how: Use, aside: &[Range<u64>]) -> Option<PathBuf> {
     let sys = Running.sys();
     let listed = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
     let loops = listed(&sys.join("class/block"))
@@ -315,10 +327,33 @@ fn used_above(own: &Beneath, how: Use) -> Option<PathBuf> {
             return None;
         }
         let rdev = device_number(&dir)?;
-        if mine(rdev) || !beneath_device(rdev).overlaps(own) {
+        let lies = beneath_device(rdev);
+        if mine(rdev) || !lies.overlaps(own) || top.is_some_and(|top| lies.is_within(top, aside)) {
             return None;
         }
         let node = node_of(rdev)?;
         (!is_free(&node, how, dir.join("loop").exists())).then_some(node)
     })
+}
+
+/// Loop devices that show something of a stretch of a file or device, whoever uses them.
+pub fn loops_over(path: &Path, stretch: Range<u64>) -> io::Result<Vec<PathBuf>> {
+    let own = Beneath::of(&Running, path, &fs::metadata(path)?)?;
+    let Some(top) = own.parts().first().map(|part| part.node) else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(Running.sys().join("block"))?.take(DEVICES_MAX) {
+        let dir = entry?.path();
+        let Some(rdev) = device_number(&dir).filter(|_| dir.join("loop").exists()) else {
+            continue;
+        };
+        let lies = beneath_device(rdev);
+        let over =
+            |part: &Part| part.node == top && part.start < stretch.end && stretch.start < part.end;
+        if Node::Device(rdev) != top && lies.parts().iter().any(over) {
+            found.push(node_of(rdev).unwrap_or(dir));
+        }
+    }
+    Ok(found)
 }

@@ -14,6 +14,7 @@ use crate::op::{BLOCK, IoError};
 use crate::sys;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -275,10 +276,19 @@ pub fn sync_names(path: &Path) -> io::Result<()> {
 impl BlockFile {
     /// Opens `path` and takes the lock, for which it waits up to [`LOCK_WAIT`].
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<BlockFile, OpenError> {
-        wait_unused(|| BlockFile::open_now(path.as_ref(), mode))
+        wait_unused(|| BlockFile::open_now(path.as_ref(), mode, &[]))
     }
 
-    fn open_now(path: &Path, mode: OpenMode) -> Result<BlockFile, OpenError> {
+    /// The same; that somebody else uses one of the stretches `aside` is no concern.
+    pub fn open_beside(
+        path: impl AsRef<Path>,
+        mode: OpenMode,
+        aside: &[Range<u64>],
+    ) -> Result<BlockFile, OpenError> {
+        wait_unused(|| BlockFile::open_now(path.as_ref(), mode, aside))
+    }
+
+    fn open_now(path: &Path, mode: OpenMode, aside: &[Range<u64>]) -> Result<BlockFile, OpenError> {
         let path = path.to_path_buf();
         let fail = |source: io::Error| match source.raw_os_error() {
             Some(libc::EBUSY) => OpenError::InUse(Box::new(InUse::new(&path))),
@@ -327,9 +337,8 @@ impl BlockFile {
         };
         let claim = match mode.unlocked {
             true => Claim::default(),
-            false => {
-                claim::claim(&direct, &path, how).map_err(|e| e.opening(&path, !mode.read_only))?
-            }
+            false => claim::claim(&direct, &path, how, aside)
+                .map_err(|e| e.opening(&path, !mode.read_only))?,
         };
         let buffered = reopen(&direct, &path, !mode.read_only).map_err(fail)?;
         let (mut align, mut mem_align) = (512u32, 512u32);

@@ -34,7 +34,7 @@ pub mod user;
 pub mod wake;
 
 pub use buf::{Buf, BufPool, BufSlice};
-pub use claim::{Claim, InUse};
+pub use claim::{Claim, InUse, loops_over};
 pub use device::Device;
 pub use fault::{FaultKind, FaultRule, Faults};
 pub use file::{BlockFile, OpenError, OpenMode};

@@ -184,6 +184,12 @@ fn of_pool(page: &mut Page, pool: &Pool) {
         blocks(stats.capacity_blocks),
     );
     one(
+        "hearth_pool_swap_bytes",
+        Gauge,
+        "Flash of the pool that is set aside for the kernel's swap.",
+        blocks(stats.set_aside_blocks),
+    );
+    one(
         "hearth_pool_cached_bytes",
         Gauge,
         "Data cached on flash.",

@@ -273,6 +273,14 @@ impl SimDevice {
         }
     }
 
+    /// Somebody else writes a block, durably.
+    pub(crate) fn put(&mut self, index: usize, block: Block) {
+        let cell = &mut self.cells[index];
+        *cell = Cell::default();
+        cell.durable = Some(Arc::new(block));
+        self.volatile.remove(&(index as u32));
+    }
+
     /// How an untouched block looks.
     fn base_block(&self, index: usize) -> Block {
         let mut block = [0u8; BLOCK];

@@ -11,7 +11,8 @@
 //! of a fixed workload fail, each in turn. [`tamper`] is apart:
 //! an engine over pools that somebody changed.
 
-pub mod content;
+mod area;
+mod content;
 pub mod device;
 mod flashes;
 mod left;

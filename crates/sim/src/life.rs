@@ -180,6 +180,9 @@ impl World<'_> {
             if self.profile.reshape > 0 {
                 self.empty_some()?;
             }
+            if self.profile.areas {
+                self.area_some()?;
+            }
             if self.rng.chance(self.profile.rot, 1000) {
                 self.rot();
             }

@@ -52,6 +52,9 @@ events! {
     DeviceEmptied: "a flash device is emptied to be taken out",
     Reshaped: "flash devices come, go or are replaced",
     ReshapeCutOff: "the power fails while flash devices are changed",
+    AreaSet: "segments are set aside and written by somebody else",
+    AreaBack: "an area is given back",
+    AreaCutOff: "a crash while an area is set aside or given back",
     TimePassed: "an operation hangs for long",
     AnsweredFor: "an operation that hangs is answered for, and goes on",
     LegLost: "a leg of a mirror goes out",
@@ -134,7 +137,7 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 12] = [
+pub const RARE: [(&str, &str); 17] = [
     (
         "a run waits for a mark that the log will never have",
         "the log must be starved between an epoch's mark and the next epoch's write",
@@ -182,6 +185,26 @@ pub const RARE: [(&str, &str); 12] = [
     (
         "the power fails while flash devices are changed",
         "only worlds of the profile devices-change do, which have runs of their own",
+    ),
+    (
+        "segments are set aside for something beside the log",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "an area beside the log is given back",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "segments are set aside and written by somebody else",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "an area is given back",
+        "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "a crash while an area is set aside or given back",
+        "only worlds of the profile areas do, which have runs of their own",
     ),
 ];
 

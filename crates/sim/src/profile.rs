@@ -86,6 +86,8 @@ pub struct Profile {
     pub flash_lost: u64,
     /// Of 100 starts, before how many they are changed.
     pub reshape: u64,
+    /// Segments are set aside, written by somebody else, and given back.
+    pub areas: bool,
     /// The pool keeps everything twice, and one device, always the same, gets all the trouble: no guest may notice.
     pub twice: bool,
 }
@@ -130,11 +132,12 @@ pub(crate) const CALM: Profile = Profile {
     leg_trouble: 0,
     flash_lost: 0,
     reshape: 0,
+    areas: false,
     twice: false,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 39] = [
+pub const PROFILES: [Profile; 41] = [
     CALM,
     Profile {
         name: "restart",
@@ -529,6 +532,42 @@ pub const PROFILES: [Profile; 39] = [
         ..CALM
     },
     Profile {
+        name: "areas",
+        about: "segments that are set aside, written by somebody else and given back, and crashes (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        homes: [8, 1, 0],
+        lives: (3, 8),
+        requests: (20, 200),
+        crash: 60,
+        slow: 10,
+        change: 8,
+        absent: 10,
+        trouble: 20,
+        call_off: 10,
+        heavy: 30,
+        devices: (1, 3),
+        areas: true,
+        ..CALM
+    },
+    Profile {
+        name: "areas-fail",
+        about: "the same while flash fails and dies (not part of mixed)",
+        modes: [4, 2, 1, 0],
+        lives: (3, 8),
+        requests: (20, 200),
+        crash: 60,
+        flash_write_eio: 10,
+        flash_read_eio: 10,
+        flash_death: true,
+        revival: 60,
+        slow: 10,
+        change: 8,
+        trouble: 20,
+        devices: (1, 3),
+        areas: true,
+        ..CALM
+    },
+    Profile {
         name: "ordered",
         about: "ordered disks, with crashes: what an origin alone would be after a power cut",
         modes: [1, 0, 0, 0],
@@ -654,7 +693,7 @@ pub const PROFILES: [Profile; 39] = [
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 2, 3, 2, 3, 2, 3, 2, 5,
+    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 5,
 ];
 
 /// The name that lets the seed choose.

@@ -9,6 +9,7 @@ use hearth_engine::api::{
 };
 use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, Upto};
+use hearth_format::areas::AreaPlace;
 use hearth_format::change::{self, Newcomer};
 use hearth_format::devices::{judge, judge_twice};
 use hearth_format::superblock::PoolState;
@@ -493,6 +494,28 @@ impl Subject for RealSubject {
     }
     fn use_device_again(&self) {
         self.engine.end_emptying();
+    }
+    fn begin_area(&self, device: u16, segments: u32) -> bool {
+        let area = self.engine.room_for_area(device, segments);
+        area.is_some_and(|area| self.engine.begin_area(area).is_ok())
+    }
+    fn keep_area(&self) -> bool {
+        self.engine.keep_area().is_ok()
+    }
+    fn give_area_back(&self, area: AreaPlace) -> bool {
+        let areas = self.engine.areas();
+        let area = areas.iter().find(|(_, place)| *place == area);
+        area.is_some_and(|(area, _)| self.engine.give_area_back(*area).is_ok())
+    }
+    fn is_area_changed(&self) -> bool {
+        self.engine.area_change().is_some()
+    }
+    fn areas(&self) -> Vec<AreaPlace> {
+        self.engine
+            .areas()
+            .iter()
+            .map(|(_, place)| *place)
+            .collect()
     }
     fn gave_up_flash(&self) -> bool {
         self.engine.pool_stats().flash_failed

@@ -7,6 +7,7 @@ use crate::media::SimMedia;
 use crate::mirrored::LegFault;
 use hearth_engine::Upto;
 use hearth_engine::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState, Request};
+use hearth_format::areas::AreaPlace;
 use hearth_io::{IoDone, Media, Spread};
 
 /// A disk the registry knows, and since when: records of the same id from before are another's.
@@ -136,6 +137,26 @@ pub trait Subject {
     }
     /// The device is used as before.
     fn use_device_again(&self) {}
+    /// Begins to empty segments at the end of a flash device, so that they can be set aside. False: it cannot be now.
+    fn begin_area(&self, _device: u16, _segments: u32) -> bool {
+        false
+    }
+    /// Sets aside what was emptied.
+    fn keep_area(&self) -> bool {
+        false
+    }
+    /// Gives an area back.
+    fn give_area_back(&self, _area: AreaPlace) -> bool {
+        false
+    }
+    /// Is one being set aside, or given back?
+    fn is_area_changed(&self) -> bool {
+        false
+    }
+    /// What is set aside.
+    fn areas(&self) -> Vec<AreaPlace> {
+        Vec::new()
+    }
     /// True once the subject no longer uses flash because it failed too often.
     fn gave_up_flash(&self) -> bool {
         false

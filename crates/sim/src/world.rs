@@ -8,6 +8,7 @@ mod requests;
 mod single;
 mod steps;
 
+use crate::area::Aside;
 use crate::content::BLOCK;
 use crate::device::{Base, SimDevice, Tear};
 use crate::flashes::Flashes;
@@ -37,7 +38,7 @@ const MIRROR_BLOCKS_MAX: u64 = 300;
 /// Most requests in flight.
 const DEPTH_MAX: u64 = 32;
 /// Blocks of a segment: the least the format allows, so that segments are many.
-const SEGMENT_BLOCKS: u32 = 256;
+pub(crate) const SEGMENT_BLOCKS: u32 = 256;
 /// Bytes of flash besides the segments: superblocks, registry, checkpoint.
 const FIXED_BYTES: u64 = 6 << 20;
 /// Segments of flash on which disks live.
@@ -184,6 +185,8 @@ pub struct World<'a> {
     kept_blocks: u64,
     /// The device that was emptied when the pool was closed.
     pub(crate) emptied: Option<u16>,
+    /// What is set aside, and written by somebody else.
+    pub(crate) area: Aside,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
     /// One I/O fails, and nothing else.
@@ -253,6 +256,9 @@ impl<'a> World<'a> {
         }
         if profile.homes != [1, 0, 0] {
             segments = *rng.pick(&KEPT_SEGMENTS);
+        }
+        if profile.areas {
+            segments = segments.max(*rng.pick(&[12, 16, 24, 32]));
         }
         let shape = Shape {
             segment_blocks: SEGMENT_BLOCKS,
@@ -358,6 +364,7 @@ impl<'a> World<'a> {
             begun_ios: 0,
             alive_ios: 0,
             emptied: None,
+            area: Aside::default(),
             rng,
         };
         for id in 1..=disks {

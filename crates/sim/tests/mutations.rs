@@ -75,6 +75,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::SkipRestoredVoid
         | Fault::IntentUnawaited => "write-through",
         Fault::EmptyForgetsDirty | Fault::EmptyForgetsFlush => "devices-change",
+        Fault::AreaUsedEarly | Fault::AreaUnwiped | Fault::AreaRead => "areas",
         Fault::EpochEarly
         | Fault::EpochUnflushed
         | Fault::EpochUnmarked

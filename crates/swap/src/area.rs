@@ -24,7 +24,7 @@ pub const SIZE_MIN: u64 = 1 << 20;
 /// Of the file system's room, what must be left: other files there need some.
 const SPARE: u64 = 64 << 20;
 /// A page of the swap header's; its last ten bytes are the magic.
-const HEADER: usize = 4096;
+pub(crate) const HEADER: usize = 4096;
 const MAGIC: &[u8] = b"SWAPSPACE2";
 /// Where the UUID is in it, behind the version, the last page and the number of bad ones.
 const UUID_AT: usize = 1024 + 12;
@@ -40,10 +40,10 @@ pub fn beside(flash: &Path) -> Result<PathBuf> {
     if !meta.is_file() {
         return Err(Fault::new(
             format!(
-                "{} is no file, and swap on a flash device of its own is not there yet",
+                "{} is no file, beside which another one could be",
                 flash.display()
             ),
-            "make a partition of it for swap (mkswap, swapon), or use a pool in a file",
+            "use --in-pool, while the daemon serves the pool",
         ));
     }
     // What it is called is the file's, wherever links to it are.
@@ -191,7 +191,7 @@ pub fn check(path: &Path, size: u64, uuid: Uuid) -> Result<()> {
 }
 
 /// The UUID in a swap header (`mkswap(8)`, `union swap_header` of `linux/swap.h`).
-fn header_uuid(header: &[u8; HEADER]) -> Option<Uuid> {
+pub(crate) fn header_uuid(header: &[u8; HEADER]) -> Option<Uuid> {
     if !header.ends_with(MAGIC) {
         return None;
     }

@@ -4,19 +4,25 @@
 //! with what they were before they are changed; an area is noted as going before the kernel gives it up, so
 //! that a boot does not take it up again.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use hearth_fault::Fault;
 use serde::Serialize;
 use uuid::Uuid;
 
+use crate::in_pool::{self, Lender, Lent};
 use crate::kernel::{self, Discard, InUse};
 use crate::notes::{Noted, Notes, Stage, this_host};
 use crate::{Result, area, tuning};
 
 /// Of the memory that is available, what must be left when all is read back: programs go on meanwhile.
 const MARGIN: u64 = 64 << 20;
+
+/// Held by whoever changes what is swapped to.
+const LOCK: &str = "swap.lock";
 
 const PROC: &str =
     "the host's /proc has to be there; run it on the host itself, not in a container";
@@ -27,6 +33,17 @@ pub struct Request {
     /// The pool's flash file.
     pub flash: PathBuf,
     /// Bytes.
+    pub size: u64,
+    /// The kernel's.
+    pub priority: u16,
+    /// Is the device told of what is free?
+    pub discard: Discard,
+}
+
+/// What is asked for inside a pool.
+#[derive(Clone, Debug)]
+pub struct RequestInPool {
+    /// Bytes; made whole segments of the pool.
     pub size: u64,
     /// The kernel's.
     pub priority: u16,
@@ -50,6 +67,8 @@ pub struct Shown {
 pub struct Areas {
     dir: PathBuf,
     notes: Notes,
+    /// Held while something is changed.
+    _lock: Option<File>,
 }
 
 impl Areas {
@@ -59,6 +78,35 @@ impl Areas {
         Ok(Areas {
             dir: dir.to_owned(),
             notes,
+            _lock: None,
+        })
+    }
+
+    /// The same, to change something: one at a time, or one would swap to what another gives back.
+    pub fn open_to_change(dir: &Path) -> Result<Areas> {
+        let path = dir.join(LOCK);
+        let wrong = |e: io::Error| {
+            let what = format!("cannot lock {}: {e}", path.display());
+            match e.raw_os_error() {
+                Some(libc::EWOULDBLOCK) => Fault::new(
+                    "another `hearth swap` is at work",
+                    "wait until it has ended",
+                ),
+                _ => Fault::new(
+                    what,
+                    "check the directory, or name another with --state-dir",
+                ),
+            }
+        };
+        std::fs::create_dir_all(dir).map_err(wrong)?;
+        let lock = File::create(&path).map_err(wrong)?;
+        // SAFETY: a descriptor that is open across the call.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            return Err(wrong(io::Error::last_os_error()));
+        }
+        Ok(Areas {
+            _lock: Some(lock),
+            ..Areas::open(dir)?
         })
     }
 
@@ -71,7 +119,7 @@ impl Areas {
     pub fn show(&self) -> Result<Vec<Shown>> {
         let used = in_use()?;
         let each = self.notes.areas.iter().map(|noted| {
-            let found = used.iter().find(|u| u.path == noted.path);
+            let found = user_of(noted, &used);
             Shown {
                 noted: noted.clone(),
                 on: found.is_some(),
@@ -127,6 +175,7 @@ impl Areas {
             priority: request.priority,
             discard: request.discard,
             stage: Stage::Making,
+            in_pool: None,
         };
         self.notes.areas.push(noted.clone());
         self.notes.store(&self.dir)?;
@@ -146,6 +195,114 @@ impl Areas {
             stage: Stage::Used,
             ..noted
         }))
+    }
+
+    /// Has the pool set something aside, and the kernel swap to it. `goes_on` as in [`on`](Areas::on), first while room is made
+    /// and then, in a file, while it is written.
+    pub fn on_in_pool(
+        &mut self,
+        request: &RequestInPool,
+        lender: &mut dyn Lender,
+        goes_on: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Option<Noted>> {
+        self.ours()?;
+        if self.notes.areas.iter().any(|a| a.in_pool.is_some()) {
+            return Err(Fault::new(
+                "a part of the pool is set aside for swap already",
+                "to change its size take it away with `hearth swap off` first",
+            ));
+        }
+        if request.size < area::SIZE_MIN {
+            return Err(Fault::new(
+                format!("{} bytes are too few for swap", request.size),
+                "give a --size of at least 1M",
+            ));
+        }
+        if let Some(left) = lender.lent()?.first() {
+            return Err(Fault::new(
+                format!(
+                    "{} bytes of {} are set aside already, and this host does not swap to them",
+                    left.bytes,
+                    left.flash.display()
+                ),
+                "`hearth swap off` gives them back",
+            ));
+        }
+        // That it is set aside stands on the flash: after a crash `off` finds it there.
+        let Some(lent) = lender.lend(request.size, goes_on)? else {
+            return Ok(None);
+        };
+        let made = self.use_lent(request, &lent, goes_on);
+        if let Ok(Some(_)) = made {
+            return made;
+        }
+        self.unuse(&lent)?;
+        lender.take_back(&lent)?;
+        self.drop_note(&lent)?;
+        made
+    }
+
+    fn use_lent(
+        &mut self,
+        request: &RequestInPool,
+        lent: &Lent,
+        goes_on: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Option<Noted>> {
+        lent.check_discard(request.discard == Discard::Off)?;
+        let mut noted = Noted {
+            path: PathBuf::new(),
+            size: lent.bytes,
+            uuid: Uuid::new_v4(),
+            priority: request.priority,
+            discard: request.discard,
+            stage: Stage::Making,
+            in_pool: Some(lent.clone()),
+        };
+        self.notes.areas.push(noted.clone());
+        self.notes.store(&self.dir)?;
+        noted.path = lent.show()?;
+        self.set_path(lent, &noted.path)?;
+        if !lent.fill(&noted.path, goes_on)? {
+            return Ok(None);
+        }
+        area::format(&noted.path, noted.uuid)?;
+        self.take(&noted)?;
+        self.stage(&noted.path, Stage::Used)?;
+        noted.stage = Stage::Used;
+        Ok(Some(noted))
+    }
+
+    fn set_path(&mut self, lent: &Lent, path: &Path) -> Result<()> {
+        let mut areas = self.notes.areas.iter_mut();
+        if let Some(noted) = areas.find(|a| a.in_pool.as_ref() == Some(lent)) {
+            noted.path = path.to_owned();
+        }
+        self.notes.store(&self.dir)
+    }
+
+    /// Nobody swaps to it: no loop device is over it any more.
+    fn unuse(&mut self, lent: &Lent) -> Result<()> {
+        let used = in_use()?;
+        for node in lent.loops()? {
+            if used.iter().any(|u| u.path == node) {
+                return Err(Fault::new(
+                    format!("the kernel swaps to {}", node.display()),
+                    "`swapoff` ends that; then use `hearth swap off` once more",
+                ));
+            }
+            in_pool::detach(&node)?;
+        }
+        Ok(())
+    }
+
+    fn drop_note(&mut self, lent: &Lent) -> Result<()> {
+        self.notes
+            .areas
+            .retain(|a| a.in_pool.as_ref() != Some(lent));
+        if self.notes.areas.is_empty() {
+            return self.restore();
+        }
+        self.notes.store(&self.dir)
     }
 
     /// Sets what belongs to it and has the kernel swap to it.
@@ -180,14 +337,17 @@ impl Areas {
 
     /// Reads all areas back and takes them away. Refused, with figures, where what is swapped out does not fit
     /// into memory; a signal to this thread calls it off, and what was not read back yet is used as before: `Ok(false)`.
-    pub fn off(&mut self) -> Result<bool> {
+    pub fn off(&mut self, lender: &mut dyn Lender) -> Result<bool> {
         let all: Vec<Noted> = self.notes.areas.clone();
         let used = in_use()?;
-        let mine = |a: &Noted| used.iter().find(|u| u.path == a.path);
+        let mine = |a: &Noted| user_of(a, &used);
         let out: u64 = all.iter().filter_map(mine).map(|u| u.used).sum();
         let elsewhere: u64 = used
             .iter()
-            .filter(|u| !all.iter().any(|a| a.path == u.path))
+            .filter(|u| {
+                !all.iter()
+                    .any(|a| mine(a).is_some_and(|m| m.path == u.path))
+            })
             .map(|u| u.size.saturating_sub(u.used))
             .sum();
         let available = kernel::available()
@@ -197,13 +357,13 @@ impl Areas {
         for noted in all {
             // Another host's file, or what is there under its name by now, is not ours to remove.
             if foreign {
-                self.notes.areas.retain(|a| a.path != noted.path);
+                self.notes.areas.retain(|a| *a != noted);
                 self.notes.store(&self.dir)?;
                 continue;
             }
-            if mine(&noted).is_some() {
+            if let Some(user) = mine(&noted) {
                 self.stage(&noted.path, Stage::Going)?;
-                match kernel::off(&noted.path) {
+                match kernel::off(&user.path) {
                     Ok(()) => {}
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => {
                         self.stage(&noted.path, Stage::Used)?;
@@ -223,19 +383,42 @@ impl Areas {
                     }
                 }
             }
-            self.forget(&noted.path)?;
+            match &noted.in_pool {
+                None => self.forget(&noted.path)?,
+                Some(lent) => {
+                    self.stage(&noted.path, Stage::Going)?;
+                    self.unuse(lent)?;
+                    // It may have been given back before a crash.
+                    if lender.lent()?.iter().any(|l| l.is_same(lent)) {
+                        lender.take_back(lent)?;
+                    }
+                    self.drop_note(lent)?;
+                }
+            }
         }
         self.restore()?;
+        // What a crash left, or another host. Where nobody serves a pool there is nothing to be asked.
+        for left in lender.lent().unwrap_or_default() {
+            self.unuse(&left)?;
+            lender.take_back(&left)?;
+        }
         Ok(true)
     }
 
     /// After a boot, or whenever: what is noted is swapped to, what was left half made is removed. What came of it, area by area.
-    pub fn resume(&mut self) -> Result<Vec<(PathBuf, Result<()>)>> {
+    pub fn resume(&mut self, lender: &mut dyn Lender) -> Result<Vec<(PathBuf, Result<()>)>> {
         self.ours()?;
         let used = in_use()?;
-        let mut told = Vec::new();
+        let mut told_of = Vec::new();
         for noted in self.notes.areas.clone() {
-            let on = used.iter().any(|u| u.path == noted.path);
+            let on = user_of(&noted, &used).is_some();
+            if let Some(lent) = noted.in_pool.clone() {
+                let told = self.resume_in_pool(&noted, &lent, on, lender);
+                let now = self.notes.areas.iter().find(|a| a.uuid == noted.uuid);
+                let path = now.map_or(noted.path, |now| now.path.clone());
+                told_of.push((path, told));
+                continue;
+            }
             let outcome = match noted.stage {
                 Stage::Used if on => Ok(()),
                 Stage::Used => area::check(&noted.path, noted.size, noted.uuid)
@@ -244,10 +427,45 @@ impl Areas {
                 Stage::Making | Stage::Going if on => self.stage(&noted.path, Stage::Used),
                 Stage::Making | Stage::Going => self.forget(&noted.path),
             };
-            told.push((noted.path, outcome));
+            told_of.push((noted.path, outcome));
         }
         self.restore()?;
-        Ok(told)
+        Ok(told_of)
+    }
+
+    fn resume_in_pool(
+        &mut self,
+        noted: &Noted,
+        lent: &Lent,
+        on: bool,
+        lender: &mut dyn Lender,
+    ) -> Result<()> {
+        match noted.stage {
+            _ if on => return self.stage(&noted.path, Stage::Used),
+            Stage::Making | Stage::Going => {
+                return Err(Fault::new(
+                    format!(
+                        "a part of {} is set aside, and was to be given back",
+                        lent.flash.display()
+                    ),
+                    "use `hearth swap off` when the daemon runs",
+                ));
+            }
+            Stage::Used => {}
+        }
+        lender.check(lent)?;
+        self.unuse(lent)?;
+        let node = lent.show()?;
+        self.set_path(lent, &node)?;
+        let again = Noted {
+            path: node.clone(),
+            ..noted.clone()
+        };
+        let taken = in_pool::check_header(&node, noted.uuid).and_then(|()| self.take(&again));
+        if taken.is_err() {
+            in_pool::detach(&node)?;
+        }
+        taken
     }
 
     /// Are the notes this host's?
@@ -316,6 +534,15 @@ fn fits(out: u64, available: u64, elsewhere: u64) -> Result<()> {
     ))
 }
 
+/// What the kernel swaps to of it. A loop device has another name after each boot, and its old name may be another's.
+fn user_of<'a>(noted: &Noted, used: &'a [InUse]) -> Option<&'a InUse> {
+    let nodes = match &noted.in_pool {
+        None => vec![noted.path.clone()],
+        Some(lent) => lent.loops().unwrap_or_default(),
+    };
+    used.iter().find(|u| nodes.contains(&u.path))
+}
+
 fn in_use() -> Result<Vec<InUse>> {
     kernel::in_use().map_err(|e| Fault::new(format!("cannot read /proc/swaps: {e}"), PROC))
 }
@@ -335,9 +562,66 @@ mod tests {
             priority: 1,
             discard: Discard::Off,
             stage,
+            in_pool: None,
         });
         notes.store(dir).unwrap();
         Areas::open(dir).unwrap()
+    }
+
+    /// Nobody serves a pool.
+    struct Nobody;
+
+    impl Lender for Nobody {
+        fn lend(&mut self, _: u64, _: &mut dyn FnMut(u64, u64) -> bool) -> Result<Option<Lent>> {
+            Err(Fault::new("nobody", "start it"))
+        }
+        fn take_back(&mut self, _: &Lent) -> Result<()> {
+            Err(Fault::new("nobody", "start it"))
+        }
+        fn lent(&mut self) -> Result<Vec<Lent>> {
+            Err(Fault::new("nobody", "start it"))
+        }
+        fn check(&mut self, _: &Lent) -> Result<()> {
+            Err(Fault::new("it is another device", "take it away"))
+        }
+    }
+
+    #[test]
+    fn what_was_set_aside_of_a_pool_stays_noted_until_it_is_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut areas = areas(dir.path(), &this_host(), Stage::Going);
+        let flash = dir.path().join("pool");
+        std::fs::write(&flash, b"x").unwrap();
+        areas.notes.areas[0].in_pool = Some(Lent {
+            flash,
+            pool: Uuid::from_u128(1),
+            device: Uuid::from_u128(2),
+            offset: 0,
+            bytes: 4096,
+        });
+        areas.notes.store(dir.path()).unwrap();
+        // Neither is swapped to again, nor forgotten, nor removed as a file.
+        let told = areas.resume(&mut Nobody).unwrap();
+        assert!(told[0].1.as_ref().unwrap_err().remedy.contains("swap off"));
+        assert!(areas.off(&mut Nobody).is_err());
+        assert!(dir.path().join("flash.swap").exists());
+        assert_eq!(areas.show().unwrap().len(), 1);
+        // Another device by that name is not swapped to.
+        areas.notes.areas[0].stage = Stage::Used;
+        let told = areas.resume(&mut Nobody).unwrap();
+        let fault = told[0].1.as_ref().unwrap_err();
+        assert!(fault.what.contains("another device"), "{fault}");
+    }
+
+    #[test]
+    fn one_at_a_time_changes_something() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Areas::open_to_change(dir.path()).unwrap();
+        let second = Areas::open_to_change(dir.path()).err().unwrap();
+        assert!(second.what.contains("another"), "{second}");
+        assert!(Areas::open(dir.path()).is_ok());
+        drop(first);
+        Areas::open_to_change(dir.path()).unwrap();
     }
 
     #[test]
@@ -345,7 +629,7 @@ mod tests {
         for stage in [Stage::Making, Stage::Going] {
             let dir = tempfile::tempdir().unwrap();
             let mut areas = areas(dir.path(), &this_host(), stage);
-            let told = areas.resume().unwrap();
+            let told = areas.resume(&mut Nobody).unwrap();
             assert!(told.len() == 1 && told[0].1.is_ok());
             assert!(!dir.path().join("flash.swap").exists());
             assert!(!dir.path().join(crate::notes::NAME).exists());
@@ -356,7 +640,7 @@ mod tests {
     fn another_file_in_its_place_is_not_swapped_to() {
         let dir = tempfile::tempdir().unwrap();
         let mut areas = areas(dir.path(), &this_host(), Stage::Used);
-        let told = areas.resume().unwrap();
+        let told = areas.resume(&mut Nobody).unwrap();
         assert!(told[0].1.is_err());
         assert!(dir.path().join("flash.swap").exists());
     }
@@ -374,7 +658,7 @@ mod tests {
     fn another_hosts_notes_touch_nothing_here() {
         let dir = tempfile::tempdir().unwrap();
         let mut areas = areas(dir.path(), "another", Stage::Making);
-        assert!(areas.resume().is_err());
+        assert!(areas.resume(&mut Nobody).is_err());
         let flash = dir.path().join("flash");
         std::fs::write(&flash, b"x").unwrap();
         let request = Request {
@@ -384,7 +668,7 @@ mod tests {
             discard: Discard::Off,
         };
         assert!(areas.on(&request, &mut |_, _| true).is_err());
-        assert_eq!(areas.off(), Ok(true));
+        assert_eq!(areas.off(&mut Nobody), Ok(true));
         assert!(dir.path().join("flash.swap").exists());
         assert!(Areas::open(dir.path()).unwrap().show().unwrap().is_empty());
     }

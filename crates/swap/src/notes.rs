@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::Result;
+use crate::in_pool::Lent;
 use crate::kernel::Discard;
 use crate::tuning::Setting;
 
@@ -19,6 +20,8 @@ use crate::tuning::Setting;
 pub const NAME: &str = "swap.json";
 /// Of its form.
 const VERSION: u32 = 1;
+/// The same where an area is in a pool: whoever does not know of that would remove the device as a file.
+const VERSION_IN_POOL: u32 = 2;
 
 /// How far an area is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +38,7 @@ pub enum Stage {
 /// One area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Noted {
-    /// Its file.
+    /// Its file, or the loop device over what is set aside of the pool.
     pub path: PathBuf,
     /// Bytes of the file.
     pub size: u64,
@@ -47,6 +50,9 @@ pub struct Noted {
     pub discard: Discard,
     /// How far it is.
     pub stage: Stage,
+    /// What is set aside of the pool, if it is that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_pool: Option<Lent>,
 }
 
 /// All that is noted.
@@ -97,8 +103,12 @@ impl Notes {
         let value: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
         match value["version"].as_u64() {
-            Some(v) if v == u64::from(VERSION) => {}
-            Some(v) => return Err(wrong(format!("it is of version {v}, this build knows 1"))),
+            Some(v) if v == u64::from(VERSION) || v == u64::from(VERSION_IN_POOL) => {}
+            Some(v) => {
+                return Err(wrong(format!(
+                    "it is of version {v}, this build knows 1 and 2"
+                )));
+            }
             None => return Err(wrong("it has no version".into())),
         }
         serde_json::from_value(value).map_err(|e| wrong(e.to_string()))
@@ -125,7 +135,12 @@ impl Notes {
         } else {
             let new = dir.join(format!("{NAME}.new"));
             let mut file = File::create(&new)?;
-            file.write_all(serde_json::to_string_pretty(self)?.as_bytes())?;
+            let mut notes = self.clone();
+            notes.version = match self.areas.iter().any(|a| a.in_pool.is_some()) {
+                true => VERSION_IN_POOL,
+                false => VERSION,
+            };
+            file.write_all(serde_json::to_string_pretty(&notes)?.as_bytes())?;
             file.sync_all()?;
             fs::rename(&new, path)?;
         }
@@ -146,6 +161,7 @@ mod tests {
                 priority: 100,
                 discard: Discard::Off,
                 stage: Stage::Used,
+                in_pool: None,
             }],
             ..Notes::none("h".into())
         }
@@ -169,10 +185,28 @@ mod tests {
     }
 
     #[test]
+    fn an_area_in_a_pool_is_of_another_version() {
+        let golden = r#"{"path":"/dev/loop7","size":4096,"uuid":"00000000-0000-0000-0000-000000000005","priority":100,"discard":"off","stage":"used","in_pool":{"flash":"/dev/sdb","pool":"00000000-0000-0000-0000-000000000001","device":"00000000-0000-0000-0000-000000000002","offset":1048576,"bytes":4096}}"#;
+        let mut notes = some();
+        notes.areas[0] = serde_json::from_str(golden).unwrap();
+        assert_eq!(serde_json::to_string(&notes.areas[0]).unwrap(), golden);
+        let dir = tempfile::tempdir().unwrap();
+        notes.store(dir.path()).unwrap();
+        let text = fs::read_to_string(dir.path().join(NAME)).unwrap();
+        assert!(text.contains("\"version\": 2"), "{text}");
+        let read = Notes::read(dir.path(), "h").unwrap();
+        assert_eq!(read.areas, notes.areas);
+        // Without it an older build can read them again.
+        some().store(dir.path()).unwrap();
+        let text = fs::read_to_string(dir.path().join(NAME)).unwrap();
+        assert!(text.contains("\"version\": 1"), "{text}");
+    }
+
+    #[test]
     fn others_are_refused_in_words() {
         let dir = tempfile::tempdir().unwrap();
         for (text, word) in [
-            ("{\"version\": 2}", "version 2"),
+            ("{\"version\": 3}", "version 3"),
             ("{}", "no version"),
             ("x", "expected"),
             ("{\"version\": 1}", "missing"),

@@ -47,10 +47,13 @@ pub fn wanted(path: &Path) -> Vec<Setting> {
     each.collect()
 }
 
-/// The settings of the device that holds a file system, where it is one device's.
+/// The settings of a device, or of the one that holds a file system, where it is one device's.
 fn queue(path: &Path) -> Option<PathBuf> {
-    use std::os::unix::fs::MetadataExt;
-    let dev = std::fs::metadata(path.parent()?).ok()?.dev();
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let dev = match std::fs::metadata(path).ok() {
+        Some(meta) if meta.file_type().is_block_device() => meta.rdev(),
+        _ => std::fs::metadata(path.parent()?).ok()?.dev(),
+    };
     let (major, minor) = (libc::major(dev), libc::minor(dev));
     let device = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
     // Of a partition it is the disk's.

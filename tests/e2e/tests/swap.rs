@@ -2,6 +2,9 @@
 //!
 //! The kernel's swap is the host's: the tests skip where it cannot be had.
 
+#[path = "swap/in_pool.rs"]
+mod in_pool;
+
 use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;
 use hearth_rig::short::Group;
@@ -232,7 +235,10 @@ fn what_cannot_be_is_told() -> Result<()> {
     let huge = refused(&hearth, &["on", "--size", "1000T"])?;
     ensure!(huge.contains("--size"), "{huge}");
     let device = refused(&hearth, &["on", "--size", "8M", "--flash", "/dev/null"])?;
-    ensure!(device.contains("no file"), "{device}");
+    ensure!(
+        device.contains("no file") && device.contains("--in-pool"),
+        "{device}"
+    );
     let mut foreign = std::fs::canonicalize(hearth.flash())?.into_os_string();
     foreign.push(".swap");
     std::fs::write(&foreign, b"somebody's")?;

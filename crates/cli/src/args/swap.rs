@@ -16,9 +16,12 @@ pub struct SwapState {
 
 #[derive(Debug, Subcommand)]
 pub enum Swap {
-    /// Make an area beside the flash file and have the kernel swap to it, also after a boot
+    /// Make an area beside the flash file, or in the pool, and have the kernel swap to it, also after a boot
     #[command(after_help = "Example:\n  hearth swap on --size 8G\n  \
-        hearth swap on --size 8G --flash /srv/flash --priority 10")]
+        hearth swap on --size 8G --flash /srv/flash --priority 10\n  \
+        hearth swap on --size 8G --in-pool\n\n\
+        It is a file beside the pool's flash file, and a part of the pool (--in-pool) where that is a whole device or partition.\n\
+        Ctrl-C calls it off while room is made.")]
     On(SwapOn),
     /// Read back what is swapped out and take the areas away
     #[command(after_help = "Example:\n  hearth swap off\n\n\
@@ -40,6 +43,12 @@ pub struct SwapOn {
     /// The pool's flash file, beside which it is made [default: the running daemon's]
     #[arg(long, value_name = "PATH")]
     pub flash: Option<PathBuf>,
+    /// Take it out of the pool that the running daemon serves [default where that is no file]
+    #[arg(long, conflicts_with = "flash")]
+    pub in_pool: bool,
+    /// With --in-pool: on this flash device of the pool [default: the one with most on it]
+    #[arg(long, value_name = "PATH", requires = "in_pool")]
+    pub device: Option<PathBuf>,
     /// Of several areas, the kernel fills that with the highest first
     #[arg(long, value_name = "N", default_value_t = 100,
         value_parser = clap::value_parser!(u16).range(0..=i64::from(hearth_swap::kernel::PRIORITY_MAX)))]

@@ -2,6 +2,7 @@
 //! routes, `listen` the connections).
 
 pub mod advice;
+pub mod areas;
 mod caller;
 pub mod datastores;
 pub mod events;

@@ -21,6 +21,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
+use super::areas::{AreaBack, AreaWanted, AreasState};
 use super::caller::Caller;
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use super::flash::{FlashChange, FlashState};
@@ -52,6 +53,12 @@ pub trait Control: Send + Sync + 'static {
     fn cancel_flash(&self) -> Result<()>;
     /// What the host swaps to of what Hearth made.
     fn swap(&self) -> Result<SwapInfo>;
+    /// What is set aside for the kernel's swap.
+    fn areas(&self) -> AreasState;
+    /// Begins to set some aside.
+    fn set_aside(&self, wanted: &AreaWanted) -> Result<AreasState>;
+    /// Begins to give some back.
+    fn give_area_back(&self, back: &AreaBack) -> Result<AreasState>;
     /// Begins to write everything dirty to the origins, and then to stop.
     fn export_pool(&self, how: PoolExport) -> Result<()>;
     /// All disks, by name.
@@ -533,6 +540,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(get_openapi))
         .merge(super::datastores::routes())
         .merge(super::events::routes())
+        .merge(super::areas::routes())
         .merge(super::flash::routes())
         .merge(super::swap::routes())
         .merge(super::watching::routes())

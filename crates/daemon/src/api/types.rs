@@ -756,6 +756,9 @@ pub struct PoolDevice {
     pub bytes: u64,
     /// Bytes of them for cached data.
     pub capacity: u64,
+    /// Bytes that are set aside for the kernel's swap, and are no part of the log.
+    #[serde(default)]
+    pub swap: u64,
     /// Segments of the log on it.
     pub segments: u64,
     /// Of these, free ones, if that is known.

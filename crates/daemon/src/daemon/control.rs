@@ -19,6 +19,7 @@ use super::chains::check_chain_names;
 use super::course::{Attempt, Turn};
 use super::{Daemon, Slot, StopReason, control_error, homeless, lock, trouble};
 use crate::api::advice::AdviceReport;
+use crate::api::areas::{AreaBack, AreaWanted, AreasState};
 use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use crate::api::flash::{FlashChange, FlashState};
 use crate::api::server::Control;
@@ -565,6 +566,18 @@ impl Control for Arc<Daemon> {
 
     fn swap(&self) -> Result<SwapInfo> {
         super::swap::info(&self.state_dir)
+    }
+
+    fn areas(&self) -> AreasState {
+        Daemon::areas(self)
+    }
+
+    fn set_aside(&self, wanted: &AreaWanted) -> Result<AreasState> {
+        Daemon::set_aside(self, wanted)
+    }
+
+    fn give_area_back(&self, back: &AreaBack) -> Result<AreasState> {
+        Daemon::give_area_back(self, back)
     }
 
     fn upgrade_state(&self) -> UpgradeState {

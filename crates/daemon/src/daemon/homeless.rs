@@ -136,9 +136,13 @@ pub(super) fn check_settings(record: &DiskRecord) -> Result<()> {
 }
 
 impl Daemon {
-    /// Bytes that the pool can hold, as the engine counts.
+    /// Bytes that the pool can hold, as the engine counts, of which a share may be promised: less where a part is set aside for
+    /// swap, with which such disks have that share of all together.
     pub(super) fn holds(&self) -> u64 {
-        self.engine.pool_stats().capacity_blocks * BLOCK
+        let stats = self.engine.pool_stats();
+        let aside = stats.set_aside_blocks * BLOCK;
+        let less = aside / KEPT_PERCENT_MAX * (100 - KEPT_PERCENT_MAX);
+        (stats.capacity_blocks * BLOCK).saturating_sub(less)
     }
 
     /// The device of a disk that has no origin, if flash can hold all that was promised.

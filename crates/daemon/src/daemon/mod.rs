@@ -11,6 +11,7 @@
 mod admission;
 mod advice;
 mod apart;
+mod areas;
 mod attach;
 mod chains;
 mod control;

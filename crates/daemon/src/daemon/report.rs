@@ -154,7 +154,7 @@ impl Daemon {
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(self.dirty_bytes()),
             promised,
-            promised_most: super::homeless::most(stats.capacity_blocks * BLOCK),
+            promised_most: super::homeless::most(self.holds()),
             ram_stage: Some(stats.stage_capacity_blocks.saturating_mul(BLOCK)),
             ram_stage_most: stats.stage_most_blocks.saturating_mul(BLOCK),
             stuck: lock(&self.stuck).clone(),

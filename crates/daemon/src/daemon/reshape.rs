@@ -35,10 +35,14 @@ const PASSES: usize = 4;
 const FEW: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     Preparing,
     Copying,
     Emptying,
+    /// An area's segments are empty, and are being listed as such.
+    Listing,
+    /// An area that is given back is overwritten.
+    Clearing,
     Switching,
     Failed,
     CalledOff,
@@ -50,6 +54,8 @@ impl Stage {
             Stage::Preparing => "preparing",
             Stage::Copying => "copying",
             Stage::Emptying => "emptying",
+            Stage::Listing => "setting-aside",
+            Stage::Clearing => "clearing",
             Stage::Switching => "switching",
             Stage::Failed => "failed",
             Stage::CalledOff => "called-off",
@@ -59,7 +65,7 @@ impl Stage {
 
 #[derive(Debug)]
 struct Job {
-    what: Change,
+    what: String,
     stage: Stage,
     begun: Instant,
     done: u64,
@@ -80,7 +86,7 @@ impl Job {
         };
         let left = self.total.saturating_sub(self.done) as f64;
         FlashProgress {
-            what: self.what.words(),
+            what: self.what.clone(),
             stage: self.stage.word().to_owned(),
             done: self.done,
             total: self.total,
@@ -98,7 +104,7 @@ struct Inner {
     ready: Option<Ready>,
 }
 
-/// The change that is under way.
+/// The change that is under way: of the devices, or of an area beside the log ([`super::areas`]).
 #[derive(Default)]
 pub(crate) struct Reshaping {
     inner: Mutex<Inner>,
@@ -112,14 +118,53 @@ impl Reshaping {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stage(&self, stage: Stage) {
+    /// Takes the place for one change at a time.
+    pub(super) fn begin(&self, what: String, stage: Stage) -> Result<()> {
+        let mut inner = self.lock();
+        if inner.job.as_ref().is_some_and(|job| !job.is_over()) {
+            return Err(Error::conflict(
+                "the flash devices, or what is set aside on them, are being changed already",
+                "wait until they are, or call it off",
+            ));
+        }
+        self.called_off.store(false, Ordering::Relaxed);
+        inner.job = Some(Job {
+            what,
+            stage,
+            begun: Instant::now(),
+            done: 0,
+            total: 0,
+            error: None,
+        });
+        Ok(())
+    }
+
+    /// It is done, or could not be.
+    pub(super) fn end(&self, result: Result<()>) {
+        let mut inner = self.lock();
+        let off = self.called_off.load(Ordering::Relaxed);
+        match (result, &mut inner.job) {
+            (Ok(()), job) => *job = None,
+            (Err(e), Some(job)) => {
+                job.stage = if off { Stage::CalledOff } else { Stage::Failed };
+                job.error = Some(e);
+            }
+            (Err(_), None) => {}
+        }
+    }
+
+    pub(super) fn progress(&self) -> Option<FlashProgress> {
+        self.lock().job.as_ref().map(Job::progress)
+    }
+
+    pub(super) fn stage(&self, stage: Stage) {
         if let Some(job) = &mut self.lock().job {
             (job.stage, job.begun, job.done, job.total) = (stage, Instant::now(), 0, 0);
         }
     }
 
     /// So much is done; false if it is to end.
-    fn tell(&self, done: u64, total: u64) -> bool {
+    pub(super) fn tell(&self, done: u64, total: u64) -> bool {
         if let Some(job) = &mut self.lock().job {
             (job.done, job.total) = (done, total);
         }
@@ -133,13 +178,13 @@ impl Reshaping {
 
     /// The device that is emptied, and how much of it is.
     pub(super) fn emptied(&self, engine: &Engine) -> Option<(u16, u64)> {
-        let how = engine.emptying()?;
+        let how = engine.emptying().filter(|how| !how.part)?;
         let gone = u64::from(how.segments.saturating_sub(how.left));
         Some((how.device, gone * 100 / u64::from(how.segments.max(1))))
     }
 }
 
-fn called_off() -> Error {
+pub(super) fn called_off() -> Error {
     Error::unavailable(
         "it was called off",
         "the pool is as it was; a new file that was made may be removed",
@@ -192,7 +237,7 @@ impl Daemon {
     pub(super) fn flash_state(&self) -> FlashState {
         FlashState {
             generation: self.succession.state().generation,
-            change: self.reshaping.lock().job.as_ref().map(Job::progress),
+            change: self.reshaping.progress(),
         }
     }
 
@@ -204,6 +249,10 @@ impl Daemon {
             None => Err(Error::conflict(
                 "no change of the flash devices is under way",
                 "`hearth pool show` tells what there is",
+            )),
+            Some(Stage::Listing | Stage::Clearing) => Err(Error::conflict(
+                "this cannot be called off any more",
+                "wait until it is done",
             )),
             Some(Stage::Switching) => Err(Error::conflict(
                 "the devices are being changed at this moment",
@@ -234,23 +283,8 @@ impl Daemon {
         if let Change::Remove { old } = &what {
             self.check_room_without(old)?;
         }
-        let mut inner = self.reshaping.lock();
-        if inner.job.as_ref().is_some_and(|job| !job.is_over()) {
-            return Err(Error::conflict(
-                "the flash devices are being changed already",
-                "wait until they are, or call it off",
-            ));
-        }
-        self.reshaping.called_off.store(false, Ordering::Relaxed);
-        inner.job = Some(Job {
-            what: what.clone(),
-            stage: Stage::Preparing,
-            begun: Instant::now(),
-            done: 0,
-            total: 0,
-            error: None,
-        });
-        drop(inner);
+        self.check_no_area_on(&what)?;
+        self.reshaping.begin(what.words(), Stage::Preparing)?;
         let daemon = self.clone();
         let work = move || daemon.reshape(&what, &options, &carry);
         let thread = std::thread::Builder::new().name("hearth-flash".to_owned());
@@ -388,14 +422,16 @@ impl Daemon {
                 "put another device in its place with `hearth pool replace-flash`",
             ));
         }
-        let segment = {
-            let pool = lock(&self.pool);
-            pool.info().segment_bytes
-        };
+        self.wait_empty()
+    }
+
+    /// Waits until nothing lies in what is being emptied.
+    pub(super) fn wait_empty(&self) -> Result<()> {
+        let segment = lock(&self.pool).info().segment_bytes;
         loop {
             let Some(how) = self.engine.emptying() else {
                 return Err(Error::refused(
-                    "emptying the device was given up: the log needs the room it has",
+                    "emptying it was given up: the log needs the room it has",
                     "wait until the origins have more of what is dirty, and try again",
                 ));
             };
@@ -412,7 +448,7 @@ impl Daemon {
             if how.left == how.unreadable {
                 return Err(Error::unavailable(
                     format!(
-                        "{} segments of the device cannot be read, so nobody knows what is to be kept of them",
+                        "{} segments there cannot be read, so nobody knows what is to be kept of them",
                         how.left
                     ),
                     "put another device in its place with `hearth pool replace-flash`",

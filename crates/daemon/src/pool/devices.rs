@@ -4,6 +4,7 @@
 //! They may be named in any order. The first of the pool carries what a single one does (registry, checkpoint,
 //! segment map), so the rest of the daemon goes on speaking of one device, and of all of them where data is meant.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -170,8 +171,12 @@ pub(crate) fn open(paths: &[PathBuf], mode: OpenMode) -> Result<Opened> {
     let mut devices = Vec::new();
     let mut found = Vec::new();
     let (mut known, mut gone) = (Vec::new(), Vec::new());
-    for path in paths {
-        match look(path, mode) {
+    let aside = match mode.unlocked {
+        true => Vec::new(),
+        false => set_aside(paths),
+    };
+    for (n, path) in paths.iter().enumerate() {
+        match look(path, mode, aside.get(n).map_or(&[], Vec::as_slice)) {
             Ok((superblock, device)) => {
                 found.push(superblock);
                 devices.push(device);
@@ -239,13 +244,66 @@ fn in_a_lost_place(found: &[Superblock]) -> Option<usize> {
     }
 }
 
+/// The stretches of each that the pool has set aside for the kernel's swap, which may be in use. It is asked before anything is
+/// locked: a daemon that begins anew finds its swap in use.
+fn set_aside(paths: &[PathBuf]) -> Vec<Vec<Range<u64>>> {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    let peek = |path: &PathBuf| {
+        let file = BlockFile::open(path, mode).ok()?;
+        Superblock::load(&mut Arc::new(Device::new(file))).ok()
+    };
+    let found: Vec<Option<Superblock>> = paths.iter().map(peek).collect();
+    let all = found.iter().flatten();
+    let lead = all.clone().find(|sb| sb.device_index == 0);
+    let each = found.iter().map(|sb| match (lead, sb) {
+        (Some(lead), Some(sb)) if lead.pool == sb.pool => {
+            let places = lead.areas.iter().filter_map(|area| lead.place_of(*area));
+            let here = places.filter(|place| place.device == sb.device_index);
+            here.map(|p| p.offset..p.offset + p.bytes).collect()
+        }
+        _ => Vec::new(),
+    });
+    each.collect()
+}
+
+/// What stands on a flash device of what is set aside on it.
+pub struct OfDevice {
+    /// The pool it is of.
+    pub pool: hearth_format::Uuid,
+    /// Its number for life.
+    pub device: hearth_format::Uuid,
+    /// Stretches of it that are set aside; of another than the pool's first device it does not say.
+    pub aside: Option<Vec<Range<u64>>>,
+}
+
+/// Looks what a flash device says of itself, whoever uses it.
+pub fn of_device(path: &Path) -> Result<OfDevice> {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    let (sb, _) = look(path, mode, &[]).map_err(|(e, _)| e)?;
+    let places = sb.areas.iter().filter_map(|area| sb.place_of(*area));
+    let here = places.filter(|place| place.device == 0);
+    let aside = here.map(|p| p.offset..p.offset + p.bytes).collect();
+    Ok(OfDevice {
+        pool: sb.pool,
+        device: sb.device,
+        aside: (sb.device_index == 0).then_some(aside),
+    })
+}
+
 /// Opens one of them. What went wrong if that cannot be, and whether the device can be called missing for it: not if it is
 /// in use, or needs a newer version.
 fn look(
     path: &Path,
     mode: OpenMode,
+    aside: &[Range<u64>],
 ) -> std::result::Result<(Superblock, Arc<Device>), (Error, bool)> {
-    let file = BlockFile::open(path, mode).map_err(|e| {
+    let file = BlockFile::open_beside(path, mode, aside).map_err(|e| {
         let gone = match &e {
             OpenError::Open { source, .. } => match source.raw_os_error() {
                 Some(libc::ENOENT | libc::EIO | libc::ENXIO | libc::ENODEV) => true,
@@ -322,7 +380,7 @@ pub(crate) fn is_half_there(paths: &[PathBuf]) -> bool {
     };
     let mut found = Vec::new();
     for path in paths.iter().filter(|p| crate::beside::gone(p).is_none()) {
-        match look(path, mode) {
+        match look(path, mode, &[]) {
             Ok((superblock, _)) => found.push(superblock),
             // It may be anything, and whole.
             Err(_) if paths.len() > 1 => return true,

@@ -17,6 +17,10 @@ impl Pool {
         let devices = paths.map(|(path, n)| {
             let entry = superblock.devices.get(n);
             let segments = entry.map_or(layout.segment_count, |e| e.extent.segments);
+            let aside = superblock.areas_on(n as u16).map(|a| a.segments);
+            let aside: u32 = aside.sum();
+            let segments = segments.saturating_sub(aside);
+            let segment = u64::from(layout.segment_blocks) * BLOCK;
             PoolDevice {
                 path: path.display().to_string(),
                 uuid: entry.map_or(superblock.device, |e| e.device).to_string(),
@@ -25,6 +29,7 @@ impl Pool {
                 bytes: entry.map_or_else(|| self.media().size(), |e| e.bytes()),
                 capacity: u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK,
                 segments: u64::from(segments),
+                swap: u64::from(aside) * segment,
                 lost: self.flash.is_lost(n as u16),
                 ..PoolDevice::default()
             }

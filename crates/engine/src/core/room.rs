@@ -51,6 +51,9 @@ impl Core {
             self.flash.store_map();
         }
         self.flash.free_emptied(now);
+        if !self.quiescing {
+            self.flash.area_step();
+        }
         self.route_flash(now, fx);
     }
 

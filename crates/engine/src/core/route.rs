@@ -315,6 +315,7 @@ impl Core {
                 self.set_orders();
                 self.everyone_is_ready();
             }
+            FlashOp::Wipe => self.flash.wipe_ended(kind, &result, now),
             FlashOp::Lost => {
                 let held = self.flash.lost_ended(kind, result, now);
                 self.route_flash(now, fx);

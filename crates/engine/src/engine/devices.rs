@@ -1,6 +1,9 @@
-//! Which of several flash devices is to be taken out, and how far it is empty.
+//! Which of several flash devices is to be taken out, and how far it is empty; which segments are set aside.
 
 use crate::engine::Engine;
+pub use crate::flash::area::AreaRefused;
+use hearth_format::Area;
+use hearth_format::areas::AreaPlace;
 use serde::Serialize;
 use std::ops::Not;
 
@@ -13,6 +16,8 @@ pub struct Emptying {
     pub segments: u32,
     /// Of these, how many hold something still.
     pub left: u32,
+    /// It is not all of the device, but an area that is to be set aside.
+    pub part: bool,
     /// Of those, how many cannot be read, so that they cannot be emptied either.
     pub unreadable: u32,
 }
@@ -27,6 +32,42 @@ impl Engine {
     /// The device is used as before.
     pub fn end_emptying(&self) {
         self.core().flash.end_emptying();
+    }
+
+    /// Begins to empty segments that are to be set aside for something beside the log. [`emptying`](Engine::emptying) says how
+    /// far that is, [`end_emptying`](Engine::end_emptying) calls it off.
+    pub fn begin_area(&self, area: Area) -> Result<(), AreaRefused> {
+        self.core().flash.begin_area(area)
+    }
+
+    /// Sets aside what was emptied. It is when [`area_change`](Engine::area_change) has nothing more to tell and
+    /// [`areas`](Engine::areas) has it.
+    pub fn keep_area(&self) -> Result<(), AreaRefused> {
+        self.core().flash.keep_area()
+    }
+
+    /// Gives an area back, to which nobody else writes any more. It is when [`area_change`](Engine::area_change) has nothing more to
+    /// tell and it is not among the [`areas`](Engine::areas); if it still is, that failed.
+    pub fn give_area_back(&self, area: Area) -> Result<(), AreaRefused> {
+        self.core().flash.give_area_back(area)
+    }
+
+    /// The area that something is done to, and how many bytes of it are cleared.
+    pub fn area_change(&self) -> Option<(Area, u64)> {
+        self.core().flash.area_change()
+    }
+
+    /// What is set aside, and where it lies, as it is listed on flash when [`area_change`](Engine::area_change) has nothing to tell.
+    pub fn areas(&self) -> Vec<(Area, AreaPlace)> {
+        let core = self.core();
+        let sb = &core.flash.sb;
+        let placed = |area: &Area| Some((*area, sb.place_of(*area)?));
+        sb.areas.iter().filter_map(placed).collect()
+    }
+
+    /// Where on a device there is place for an area of so many segments.
+    pub fn room_for_area(&self, device: u16, segments: u32) -> Option<Area> {
+        self.core().flash.sb.room_for_area(device, segments)
     }
 
     /// Something that changes with everything that is written to a segment; none while something is on its way there. Whoever
@@ -45,6 +86,7 @@ impl Engine {
             device: how.device,
             segments: how.segments,
             left: how.left,
+            part: how.part,
             unreadable: how.unreadable,
         })
     }

@@ -171,6 +171,7 @@ impl Engine {
         PoolStats {
             counters: core.flash.counters,
             capacity_blocks: core.capacity_blocks(),
+            set_aside_blocks: core.flash.set_aside_blocks(),
             cached_blocks: core.cache.index.len() as u64,
             dirty_blocks: core.dirty_total,
             free_segments: (core.flash.log.free.len() + core.flash.log.parked.len()) as u64,

@@ -8,6 +8,7 @@
 use crate::api::FlashFault;
 use crate::ctx::{Io, Outbox};
 use crate::faults::{Fault, Faults};
+use crate::flash::area::AreaChange;
 use crate::flash::dead::Dead;
 use crate::flash::devices::Devices;
 use crate::flash::durable::Waiting;
@@ -90,6 +91,8 @@ pub(crate) enum FlashOp {
     Mark,
     /// A step of storing the log's floor.
     Floor,
+    /// A step of clearing an area that is given back.
+    Wipe,
     /// A step of noting that one of several devices is lost.
     Lost,
 }
@@ -114,6 +117,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub touched: Vec<u64>,
     /// A device that is to be taken out, if one is.
     pub emptying: Option<Emptying>,
+    /// An area beside the log that is being set aside or given back.
+    pub(in crate::flash) area_change: Option<AreaChange>,
     /// From which segment on records of a disk count; of one that is not here, from [`run_seq`](Self::run_seq).
     pub since: BTreeMap<u16, u64>,
     /// A start goes on in the segment that was being written, if others are short.
@@ -184,7 +189,11 @@ impl<U: Users> FlashDevice<U> {
             ..Log::default()
         };
         // Nothing is read or written there.
-        for seg in sb.gaps() {
+        let beside = match faults.has(Fault::AreaRead) {
+            true => sb.gaps(),
+            false => sb.beside_log(),
+        };
+        for seg in beside {
             log.set_bad(seg);
         }
         let cleaner = Cleaner::new(plan_of(&log), layout.segment_count, log.data_blocks);
@@ -198,6 +207,7 @@ impl<U: Users> FlashDevice<U> {
             dead: Dead::default(),
             touched: vec![0; layout.segment_count as usize],
             emptying: None,
+            area_change: None,
             since: BTreeMap::new(),
             resumes: false,
             run_seq: 0,

@@ -1,4 +1,5 @@
-//! A device is emptied while the pool is served, so that it can be taken out.
+//! A device, or some of its segments, is emptied while the pool is served, so that it can be taken out, or they set aside
+//! ([`crate::flash::area`]).
 //!
 //! Nothing new goes to it: its free segments are *put aside*, and so is each that comes free. The others are freed one after the
 //! other, as eviction frees any ([`crate::flash::evict`]), whenever room is not short, so that who waits for room does
@@ -10,18 +11,21 @@ use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::SegState;
 use crate::paths::{Path, took};
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 /// Segments that are emptied before one map says so of all of them.
 const FREED_AT_ONCE: usize = 16;
 /// Of those that are to be emptied, how many are looked at for one that can be.
 const LOOKS: usize = 8;
 /// Fewest segments on the other devices.
-const LEFT_MIN: usize = 8;
+pub(in crate::flash) const LEFT_MIN: usize = 8;
 
-/// What is known of a device that is emptied.
+/// What is known of a device, or a part of one, that is emptied.
 #[derive(Debug)]
 pub(crate) struct Emptying {
     device: u16,
+    /// The part of it, if it is not all.
+    pub(in crate::flash) part: Option<Range<u32>>,
     /// Its segments that hold nothing, and are not to be written.
     aside: BTreeSet<u32>,
     /// Those that are to be emptied.
@@ -39,6 +43,8 @@ pub(crate) struct HowEmpty {
     pub segments: u32,
     /// Segments that hold something, or are on their way to holding nothing.
     pub left: u32,
+    /// It is not all of the device.
+    pub part: bool,
     /// Of these, segments that nobody can empty because they cannot be read.
     pub unreadable: u32,
 }
@@ -51,8 +57,15 @@ impl<U: Users> FlashDevice<U> {
 
     /// Does a segment lie on the device that is being emptied?
     pub fn is_on_emptying(&self, seg: u32) -> bool {
-        let on = |e: &Emptying| self.device_of(seg) == e.device;
+        let on = |e: &Emptying| self.is_on(e, seg);
         self.emptying.as_ref().is_some_and(on)
+    }
+
+    fn is_on(&self, emptying: &Emptying, seg: u32) -> bool {
+        match &emptying.part {
+            Some(part) => part.contains(&seg),
+            None => self.device_of(seg) == emptying.device,
+        }
     }
 
     /// Begins to empty a device. False: it cannot be, or another one is.
@@ -68,8 +81,15 @@ impl<U: Users> FlashDevice<U> {
             return false;
         }
         took(Path::DeviceEmptied);
+        self.empty(device, None);
+        true
+    }
+
+    pub(in crate::flash) fn empty(&mut self, device: u16, part: Option<Range<u32>>) {
+        let all = 0..self.log.segments.len() as u32;
         self.emptying = Some(Emptying {
             device,
+            part,
             aside: BTreeSet::new(),
             todo: VecDeque::new(),
             unreadable: BTreeSet::new(),
@@ -126,7 +146,6 @@ impl<U: Users> FlashDevice<U> {
         }
         // The others may be too few now to leave a slow one alone.
         self.sort_by_speed();
-        true
     }
 
     /// A segment of the device that is emptied holds nothing, and both copies of the map say so.
@@ -143,13 +162,13 @@ impl<U: Users> FlashDevice<U> {
         let Some(emptying) = self.emptying.take() else {
             return;
         };
-        for seg in emptying.aside {
+        for seg in emptying.aside.iter().copied() {
             self.log.segments[seg as usize].state = SegState::Free;
             self.log.bad -= 1;
             self.log.free.push_back(seg);
         }
         for seg in self.log.order.clone() {
-            let on = self.device_of(seg) == emptying.device;
+            let on = self.is_on(&emptying, seg);
             // What is still being sealed is given to the cleaner when it is.
             let sealing = self.log.sealing.iter().any(|s| s.seg == seg);
             if on && !sealing && !self.is_begun(seg) && !self.is_victim(seg) {
@@ -222,10 +241,11 @@ impl<U: Users> FlashDevice<U> {
         let emptying = self.emptying.as_ref()?;
         let mut out = HowEmpty {
             device: emptying.device,
+            part: emptying.part.is_some(),
             ..HowEmpty::default()
         };
         for (s, seg) in self.log.segments.iter().zip(0..) {
-            if self.device_of(seg) != emptying.device {
+            if !self.is_on(emptying, seg) {
                 continue;
             }
             out.segments += 1;

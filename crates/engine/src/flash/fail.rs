@@ -278,6 +278,7 @@ impl<U: Users> FlashDevice<U> {
             FlashFault::Unwritable | FlashFault::Leaving => Path::FlashUnwritable,
         });
         self.given_up = Some(fault);
+        self.area_change = None;
         if mark {
             self.mark_failed(now);
         }

@@ -213,6 +213,12 @@ impl<U: Users> FlashDevice<U> {
         self.rescue.closing > self.log.applied_ord
     }
 
+    /// Stores the superblock as it is. Nobody else stores it.
+    pub(in crate::flash) fn store_sb(&mut self) {
+        self.sb.generation += 1;
+        self.store_copy(false);
+    }
+
     /// Writes the copy of the superblock that is not known to be good, or is the older one.
     fn store_copy(&mut self, last: bool) {
         let copy = 1 - (self.sb.copy & 1);
@@ -246,6 +252,7 @@ impl<U: Users> FlashDevice<U> {
             self.counters.flash_errors += 1;
             self.note_refusal(e);
             self.rescue.failures += 1;
+            self.area_not_stored();
             let flush = matches!(step, Step::Flush { .. });
             if flush || self.rescue.failures > STORE_TRIES {
                 self.fail(now);
@@ -265,6 +272,7 @@ impl<U: Users> FlashDevice<U> {
                     if let Some(seg) = self.rescue.frees.take() {
                         self.waits_no_more(seg);
                     }
+                    self.area_stored();
                 } else {
                     self.store_copy(true);
                 }

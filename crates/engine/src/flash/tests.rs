@@ -1,5 +1,6 @@
 //! A flash device alone: no engine, no disks, no requests. What it wants done is ended by hand.
 
+mod area;
 mod heads;
 mod recovery;
 

@@ -1,6 +1,7 @@
 //! How a life ends and the next one begins: crashes, stops of every kind, and starts that are themselves cut off.
 
 use super::changes::LATE_STEPS;
+use crate::area::Aside;
 use crate::media::SimMedia;
 use crate::model::End;
 use crate::paths::Event;
@@ -190,6 +191,7 @@ impl World<'_> {
         self.paths.note(Event::FlashReplaced);
         self.flash.revive();
         self.flash.blank();
+        self.area = Aside::default();
         (self.given_up, self.marker, self.unclean) = (false, false, false);
         self.forget_stings();
         for index in 0..self.disks.len() {
@@ -270,6 +272,7 @@ impl World<'_> {
                 self.paths.note(Event::OpenedAfterGivenUp);
             }
             self.subject = Some(opened.map_err(|e| format!("open failed: {e}"))?);
+            self.area_after_start()?;
             self.drop_scratch()?;
             (self.given_up, self.flash_failed) = (false, 0);
             for index in 0..self.disks.len() {

@@ -1,0 +1,307 @@
+//! Swap inside the pool: set aside and given back while disks are served, on a block device and in a file.
+
+use super::*;
+use hearth_rig::daemon::binary;
+use hearth_rig::rng::Rng;
+
+/// A loop device, taken away at the end.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &Path) -> Option<Loop> {
+        let mut command = Command::new("losetup");
+        let out = command.args(["--find", "--show"]).arg(file).output().ok()?;
+        let name = String::from_utf8(out.stdout).ok()?.trim().to_owned();
+        (out.status.success() && !name.is_empty()).then_some(Loop(name))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// Whatever becomes of the test, nothing is swapped to what lies over its flash.
+struct Swept {
+    flash: PathBuf,
+    page_cluster: String,
+}
+
+impl Swept {
+    fn of(hearth: &Hearth) -> Result<Swept> {
+        Ok(Swept {
+            flash: hearth.flash().to_owned(),
+            page_cluster: page_cluster()?,
+        })
+    }
+
+    /// Loop devices over it.
+    fn loops(&self) -> Vec<String> {
+        let mut command = Command::new("losetup");
+        command.args(["--noheadings", "--output", "NAME", "--associated"]);
+        let out = command.arg(&self.flash).output();
+        let text = out.map(|out| String::from_utf8_lossy(&out.stdout).into_owned());
+        let text = text.unwrap_or_default();
+        text.lines().map(|line| line.trim().to_owned()).collect()
+    }
+
+    /// As a boot leaves it.
+    fn unused(&self) {
+        for node in self.loops() {
+            swapoff(Path::new(&node));
+            drop(Loop(node));
+        }
+    }
+}
+
+impl Drop for Swept {
+    fn drop(&mut self) {
+        self.unused();
+        let _ = std::fs::write(PAGE_CLUSTER, &self.page_cluster);
+    }
+}
+
+/// A daemon whose pool has a block device, or else a file; with a disk that was written to.
+fn served(test: &str, device: bool) -> Result<Option<(Hearth, Option<Loop>, Disk)>> {
+    if daemon(test)?.is_none() || !have(test, &["losetup", "swapoff"]) {
+        return Ok(None);
+    }
+    let mut hearth = Hearth::bare()?;
+    let mut below = None;
+    if device {
+        let file = hearth.dir().join("device");
+        std::fs::File::create(&file)?.set_len(320 * MIB)?;
+        below = Loop::over(&file);
+        let Some(Loop(node)) = &below else {
+            println!("SKIPPED {test}: no loop devices here");
+            return Ok(None);
+        };
+        hearth.set_flash(node.into());
+        hearth.ok(&["pool", "create", "--flash", node])?;
+    } else {
+        hearth.create_pool("320M")?;
+    }
+    hearth.start()?;
+    let origin = hearth.origin("origin", 96 * MIB)?;
+    hearth.add("vm", &origin.display().to_string(), &[])?;
+    let mut disk = Disk(0);
+    disk.write(&hearth)?;
+    Ok(Some((hearth, below, disk)))
+}
+
+/// What the disk is to hold: how often it was written.
+struct Disk(u64);
+
+impl Disk {
+    fn block(&self, n: u64) -> Vec<u8> {
+        let mut out = vec![0; MIB as usize];
+        Rng::new(self.0 << 32 | n).fill(&mut out);
+        out
+    }
+
+    /// All of it is written anew, and is dirty.
+    fn write(&mut self, hearth: &Hearth) -> Result<()> {
+        self.0 += 1;
+        let mut client = hearth.connect("vm")?;
+        for n in 0..96 {
+            client.write(n * MIB, &self.block(n))?;
+        }
+        Ok(client.flush()?)
+    }
+
+    fn check(&self, hearth: &Hearth) -> Result<()> {
+        let mut client = hearth.connect("vm")?;
+        for n in 0..96 {
+            let found = client.read(n * MIB, MIB as u32)?;
+            ensure!(found == self.block(n), "block {n} is another");
+        }
+        Ok(())
+    }
+}
+
+fn device_of_pool(hearth: &Hearth) -> Result<Value> {
+    let shown = hearth.ok(&["pool", "show", "--json"])?;
+    let shown: Value = serde_json::from_str(&shown)?;
+    Ok(shown["devices"][0].clone())
+}
+
+#[test]
+fn a_pool_on_a_block_device_has_swap_inside() -> Result<()> {
+    let test = "a_pool_on_a_block_device_has_swap_inside";
+    let Some((mut hearth, _below, mut disk)) = served(test, true)? else {
+        return Ok(());
+    };
+    let Some(group) = Group::of(test, 64 * MIB)? else {
+        return Ok(());
+    };
+    let swept = Swept::of(&hearth)?;
+    let before = device_of_pool(&hearth)?;
+    ensure!(before["swap"] == 0, "{before}");
+    let too_much = refused(&hearth, &["on", "--size", "310M"])?;
+    ensure!(too_much.contains("--size"), "{too_much}");
+    ensure!(swept.loops().is_empty());
+
+    // Where there is no file to make one beside it is inside.
+    let made = said(&hearth, &["on", "--size", "128M"])?;
+    ensure!(made["areas"][0]["on"] == true, "{made}");
+    ensure!(made["areas"][0]["in_pool"]["flash"] == hearth.flash().display().to_string());
+    ensure!(page_cluster()? == "0");
+    let shown = device_of_pool(&hearth)?;
+    ensure!(shown["swap"].as_u64() == Some(128 * MIB), "{shown}");
+    ensure!(
+        shown["capacity"].as_u64() < before["capacity"].as_u64(),
+        "{shown}"
+    );
+    disk.check(&hearth)?;
+    let again = refused(&hearth, &["on", "--size", "8M", "--in-pool"])?;
+    ensure!(again.contains("already"), "{again}");
+    let flash = hearth.flash().display().to_string();
+    let copied = hearth.refused(&["pool", "replace-flash", &flash, "/tmp/none", "--yes"])?;
+    ensure!(copied.contains("swap off"), "{copied}");
+
+    // The kernel goes on while the daemon is killed, and the daemon finds its flash in use there, and by whom.
+    let mut hog = group.hog(150)?;
+    hog.looked()?;
+    ensure!(used(&hearth)? > 60 * MIB, "{}", area(&hearth)?);
+    hearth.kill9()?;
+    hog.looked()?;
+    hearth.start()?;
+    disk.check(&hearth)?;
+    disk.write(&hearth)?;
+    hog.looked()?;
+    drop(hog);
+    hearth.stop()?;
+    hearth.start()?;
+    disk.check(&hearth)?;
+
+    let gone = said(&hearth, &["off"])?;
+    ensure!(gone["areas"] == Value::Array(Vec::new()), "{gone}");
+    ensure!(gone["idle"] == Value::Array(Vec::new()), "{gone}");
+    ensure!(swept.loops().is_empty() && page_cluster()? == swept.page_cluster);
+    let after = device_of_pool(&hearth)?;
+    ensure!(
+        after["swap"] == 0 && after["capacity"] == before["capacity"],
+        "{after}"
+    );
+    // What was swap is cache again, also after a crash.
+    disk.write(&hearth)?;
+    hearth.kill9()?;
+    hearth.start()?;
+    disk.check(&hearth)
+}
+
+#[test]
+fn a_boot_finds_what_is_set_aside_in_a_pool() -> Result<()> {
+    let test = "a_boot_finds_what_is_set_aside_in_a_pool";
+    let Some((mut hearth, _, disk)) = served(test, false)? else {
+        return Ok(());
+    };
+    let swept = Swept::of(&hearth)?;
+    let holes = refused(
+        &hearth,
+        &["on", "--size", "32M", "--in-pool", "--discard", "once"],
+    )?;
+    ensure!(holes.contains("holes"), "{holes}");
+    ensure!(device_of_pool(&hearth)?["swap"] == 0);
+    said(
+        &hearth,
+        &["on", "--size", "32M", "--in-pool", "--priority", "9"],
+    )?;
+    let noted = std::fs::read_to_string(hearth.dir().join("state/swap.json"))?;
+    ensure!(noted.contains("\"version\": 2"), "{noted}");
+
+    // A boot: the kernel has forgotten all, and the daemon does not run yet.
+    hearth.stop()?;
+    swept.unused();
+    ensure!(area(&hearth)?["on"] == false);
+    said(&hearth, &["resume"])?;
+    let now = area(&hearth)?;
+    ensure!(now["on"] == true && now["priority"] == 9, "{now}");
+    hearth.start()?;
+    disk.check(&hearth)?;
+    // Whoever does not know of it is told, and takes nothing away that is in use.
+    let elsewhere = hearth.dir().join("other").display().to_string();
+    let told = hearth.refused(&["swap", "off", "--state-dir", &elsewhere])?;
+    ensure!(told.contains("swaps to"), "{told}");
+
+    // What is not swap any more is not swapped to.
+    swept.unused();
+    said(&hearth, &["resume"])?;
+    let node = swept.loops().pop().context("no loop device")?;
+    swapoff(Path::new(&node));
+    ensure!(Command::new("mkswap").arg(&node).output()?.status.success());
+    let told = refused(&hearth, &["resume"])?;
+    ensure!(told.contains("other swap"), "{told}");
+    ensure!(swept.loops().is_empty());
+
+    // Another host, or lost notes: it swaps nowhere, and `off` gives back what is set aside.
+    std::fs::remove_file(hearth.dir().join("state/swap.json"))?;
+    said(&hearth, &["resume"])?;
+    let shown = said(&hearth, &["show"])?;
+    ensure!(shown["areas"] == Value::Array(Vec::new()), "{shown}");
+    ensure!(
+        shown["idle"][0]["bytes"].as_u64() == Some(32 * MIB),
+        "{shown}"
+    );
+    let there = refused(&hearth, &["on", "--size", "32M", "--in-pool"])?;
+    ensure!(there.contains("swap off"), "{there}");
+    said(&hearth, &["off"])?;
+    ensure!(device_of_pool(&hearth)?["swap"] == 0);
+    disk.check(&hearth)
+}
+
+/// Killed while something is set aside or given back, it is one or the other, and no write is lost.
+#[test]
+fn killed_on_the_way_it_is_set_aside_or_not() -> Result<()> {
+    let test = "killed_on_the_way_it_is_set_aside_or_not";
+    let Some((mut hearth, _, mut disk)) = served(test, false)? else {
+        return Ok(());
+    };
+    let swept = Swept::of(&hearth)?;
+    let cycles: usize = std::env::var("CYCLES")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(3);
+    let mut rng = Rng::new(5);
+    for cycle in 0..cycles * 2 {
+        disk.write(&hearth)?;
+        let on: &[&str] = match cycle % 2 {
+            0 => &["on", "--size", "64M", "--in-pool"],
+            _ => &["off"],
+        };
+        let mut command = Command::new(binary()?)
+            .args([
+                "--run-dir".to_owned(),
+                hearth.run_dir().display().to_string(),
+            ])
+            .args(words(&hearth, on))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        // At any moment of it, also before and after: what is looked at below holds at all of them.
+        let upto = Duration::from_millis(rng.next_u64() % 300);
+        let begun = std::time::Instant::now();
+        let _ = wait::until("a moment", LIMIT, || (begun.elapsed() > upto).then_some(()));
+        hearth.kill9()?;
+        command.wait()?;
+        hearth.start()?;
+        disk.check(&hearth)?;
+        let shown = said(&hearth, &["show"])?;
+        let set = device_of_pool(&hearth)?["swap"]
+            .as_u64()
+            .context("not said")?;
+        let listed = |of: &str| shown[of].as_array().map_or(0, Vec::len);
+        // What is set aside is told; what is noted as going may be gone.
+        let known = listed("areas") + listed("idle");
+        ensure!(set == 0 || set == 64 * MIB && known == 1, "{set}: {shown}");
+        if cycle % 2 == 1 {
+            said(&hearth, &["off"])?;
+            ensure!(device_of_pool(&hearth)?["swap"] == 0 && swept.loops().is_empty());
+        } else if shown["areas"] == Value::Array(Vec::new()) && set == 0 {
+            said(&hearth, &["on", "--size", "64M", "--in-pool"])?;
+        }
+        disk.check(&hearth)?;
+    }
+    Ok(())
+}
