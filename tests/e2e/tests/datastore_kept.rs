@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use hearth_nfs::v3::{Args, Named, Status};
+use hearth_rig::daemon::path;
 use hearth_rig::wait::until;
 use serde_json::Value;
-use stored::nfs::{Client, set_size};
-use stored::{LIMIT, Lab, create, list, pattern, read, root, write};
+use stored::nfs::{Client, get, set_size};
+use stored::{LIMIT, Lab, create, lasting_address, list, pattern, read, root, write};
 
 const M: u64 = 1 << 20;
 
@@ -44,10 +45,26 @@ fn remove(client: &mut Client, dir: &[u8], name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Files of a directory are read in before anybody asks for them, and what they are read from is flash.
+/// A datastore of two directories, unless this host's files cannot be given what it takes.
+fn mirrored() -> Result<Option<Lab>> {
+    match Lab::mirrored() {
+        Err(e) if format!("{e:#}").contains("cannot be marked as a tree") => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 #[test]
 fn a_pinned_file_is_all_on_flash_and_advice_tells_of_it() -> Result<()> {
-    let lab = Lab::new()?;
+    pinned(Lab::new()?)
+}
+
+#[test]
+fn a_pinned_file_in_two_directories_is_all_on_flash() -> Result<()> {
+    mirrored()?.map_or(Ok(()), pinned)
+}
+
+/// Files of a directory are read in before anybody asks for them, and what they are read from is flash.
+fn pinned(lab: Lab) -> Result<()> {
     fs::create_dir(lab.vms.join("web"))?;
     let content = pattern(0, 1, 12 << 20);
     for name in ["web/a.img", "b.img"] {
@@ -115,10 +132,66 @@ fn a_pinned_file_is_all_on_flash_and_advice_tells_of_it() -> Result<()> {
     Ok(())
 }
 
-/// What is written to a scratch file is on flash and nowhere else, outlives a stop and no kill, and takes no more than is promised.
 #[test]
 fn a_scratch_file_is_on_flash_alone_until_a_crash() -> Result<()> {
-    let mut lab = Lab::new()?;
+    scratch(Lab::new()?)
+}
+
+#[test]
+fn a_scratch_file_in_two_directories_is_on_flash_alone() -> Result<()> {
+    mirrored()?.map_or(Ok(()), scratch)
+}
+
+/// All flash is lost: the datastore is what it was, and clients go on with the handles they have.
+#[test]
+fn a_datastore_outlives_the_loss_of_all_flash() -> Result<()> {
+    let all = [
+        Some(Lab::with(&[], None, &lasting_address()?.to_string())?),
+        mirrored()?,
+    ];
+    for mut lab in all.into_iter().flatten() {
+        set(&lab, &["--match", "*.iso", "--mode", "write-around"])?;
+        let mut client = lab.client()?;
+        let dir = root(&mut client)?;
+        let disk = create(&mut client, &dir, "disk.img")?;
+        let content = pattern(0, 1, 64 << 10);
+        write(&mut client, &disk, M, &content)?;
+        let id = get(&mut client, &disk)?.id;
+        lab.hearth.ok(&["datastore", "flush", "vms"])?;
+        let before = lab.show()?;
+        lab.hearth.stop()?;
+        fs::remove_file(lab.hearth.flash())?;
+        let (flash, state) = (lab.hearth.flash().to_owned(), lab.state());
+        lab.hearth.ok(&[
+            "pool",
+            "adopt-flash",
+            "--flash",
+            path(&flash),
+            "--size",
+            "128M",
+            "--state-dir",
+            path(&state),
+        ])?;
+        lab.hearth.start()?;
+        let mut client = lab.client()?;
+        ensure!(root(&mut client)? == dir, "the root has another handle");
+        ensure!(get(&mut client, &disk)?.id == id, "{id}");
+        ensure!(read(&mut client, &disk, M, 64 << 10)? == content);
+        write(&mut client, &disk, 0, &content)?;
+        let after = lab.show()?;
+        for setting in ["rules", "listen", "clients", "path", "directory"] {
+            ensure!(after[setting] == before[setting], "{before} {after}");
+        }
+        ensure!(after.to_string().contains("*.iso"), "{after}");
+        lab.hearth.ok(&["datastore", "flush", "vms"])?;
+        ensure!(fs::read(lab.vms.join("disk.img"))?[..content.len()] == content);
+        lab.hearth.stop()?;
+    }
+    Ok(())
+}
+
+/// What is written to a scratch file is on flash and nowhere else, outlives a stop and no kill, and takes no more than is promised.
+fn scratch(mut lab: Lab) -> Result<()> {
     set(&lab, &["--match", "*.vswp", "--scratch"])?;
     let mut client = lab.client()?;
     let dir = root(&mut client)?;
