@@ -234,9 +234,10 @@ fn note(pool: &mut Pool, engine: &Engine, degraded: &Degraded) -> Result<()> {
         Ok(()) => None,
         Err(e) => Some(e),
     };
-    let marked = pool
-        .mark_failed()
-        .or_else(|_| write_marker(pool.path(), pool.media().is_device(), &pool.uuid()));
+    let marked = pool.mark_failed().or_else(|_| {
+        let media = pool.media();
+        write_marker(pool.path(), media.is_device(), &pool.uuid(), media.owes())
+    });
     match marked {
         Ok(()) => {
             pool.set_covered();
@@ -269,10 +270,15 @@ fn markers(flash: &Path, is_device: bool, uuid: &str) -> Vec<PathBuf> {
     places
 }
 
-/// Notes outside the flash that nothing clean on it counts any more.
-pub(crate) fn write_marker(flash: &Path, is_device: bool, uuid: &str) -> Result<()> {
+/// Notes outside the flash that nothing clean on it counts any more. If it `hangs`, so may the directory in which it
+/// lies, and that comes last.
+pub(crate) fn write_marker(flash: &Path, is_device: bool, uuid: &str, hangs: bool) -> Result<()> {
     let mut failure = None;
-    for place in markers(flash, is_device, uuid) {
+    let mut places = markers(flash, is_device, uuid);
+    if hangs {
+        places.reverse();
+    }
+    for place in places {
         let written = (|| {
             if let Some(dir) = place.parent().filter(|dir| *dir == Path::new(STATE_DIR)) {
                 std::fs::create_dir_all(dir)?;

@@ -48,6 +48,7 @@ paths! {
     FlashUnwritable: "flash is given up because it takes no more writes",
     FailureUnnoted: "flash takes no note that it was given up",
     WriteDiverted: "a write that flash was to take goes to the origin because flash was given up",
+    ReadElsewhere: "a read begins anew in other memory, for a device may still write to what it had",
     DirtyOverdue: "a read of a dirty block fails because flash does not answer in time",
     BlockLost: "a dirty block is listed as lost",
     LostOnSoundFlash: "sound flash refused a dirty block so often that it is listed as lost",

@@ -4,7 +4,6 @@
 //! aside, whatever stands in it, and not when it has been given back. So the superblock lists it, which is durable before
 //! anybody writes there; and what is given back is zeros, durably, before the superblock that does not list it any more is.
 
-use crate::devices::DEVICES_MAX;
 use crate::error::FormatError;
 use crate::layout::SEGMENTS_MIN;
 use crate::superblock::{INCOMPAT_AREAS, Superblock};
@@ -13,7 +12,7 @@ use hearth_io::BLOCK;
 use std::ops::Range;
 
 /// Most areas of a pool.
-pub const AREAS_MAX: usize = DEVICES_MAX as usize;
+pub const AREAS_MAX: usize = 63;
 /// What an area of swap is called on flash.
 const KIND_SWAP: u16 = 3;
 const AT: usize = 320;

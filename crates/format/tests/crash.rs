@@ -168,7 +168,7 @@ fn a_shifted_device_is_not_taken_for_the_pool() {
 fn a_newer_copy_stops_an_older_version() {
     let (mut flash, superblock) = formatted();
     let mut newer = superblock.clone();
-    (newer.copy, newer.incompat) = (1, 1);
+    (newer.copy, newer.incompat) = (1, 1 << 63);
     flash.put(SUPERBLOCK_BLOCKS[1] * 4096, newer.encode().as_slice());
     assert!(matches!(
         Superblock::load(&mut flash),

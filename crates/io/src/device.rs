@@ -107,7 +107,8 @@ impl Device {
     }
 
     /// From now on an operation that the kernel has not ended after so long counts as failed, with
-    /// [`IoError::OVERDUE`], and all others fail until it has ended. Zero: it is waited for. What is no
+    /// [`IoError::OVERDUE`], and all others fail with [`IoError::SILENT`] until it has ended. One counts as late only if the
+    /// device has ended nothing else within that time, and a long one has longer. Zero: it is waited for. What is no
     /// file keeps limits of its own. What is done outside drivers ([`read_at`](Self::read_at)) has none, but fails while the
     /// device owes an answer.
     pub fn set_patience(&self, limit: Duration) {
@@ -408,7 +409,7 @@ impl Device {
     pub(crate) fn admit(&self, op: &IoOp) -> Result<(), IoError> {
         self.faults.check(op)?;
         if self.owes() {
-            return Err(IoError::OVERDUE);
+            return Err(IoError::SILENT);
         }
         match op.kind {
             OpKind::Flush => return Ok(()),

@@ -101,9 +101,17 @@ impl IoError {
     /// The storage has shut this host out for good: another goes on with the origin.
     pub const SHUT_OUT: IoError = IoError::Os(libc::ESHUTDOWN);
 
-    /// The device has not answered within its limit, or has still to answer something before this
-    /// ([`Device::set_patience`](crate::Device::set_patience)).
+    /// The device has not answered within its limit ([`Device::set_patience`](crate::Device::set_patience)). The
+    /// operation goes on: what it reads may still come into its memory, at any moment.
     pub const OVERDUE: IoError = IoError::Os(libc::ETIMEDOUT);
+
+    /// The device has still to answer something before this, which was not begun.
+    pub const SILENT: IoError = IoError::Os(libc::EHOSTDOWN);
+
+    /// True if the device does not answer at the moment.
+    pub fn is_overdue(&self) -> bool {
+        matches!(*self, IoError::OVERDUE | IoError::SILENT)
+    }
 
     /// True if the device is out of space.
     pub fn is_no_space(&self) -> bool {
@@ -120,6 +128,11 @@ impl IoDone {
 
     /// True if the device does not answer at the moment: what it holds is not known to be bad.
     pub fn is_overdue(&self) -> bool {
+        self.result.is_err_and(|e| e.is_overdue())
+    }
+
+    /// True if the device may still write to the operation's memory, or read from it.
+    pub fn goes_on(&self) -> bool {
         self.result == Err(IoError::OVERDUE)
     }
 }

@@ -7,8 +7,8 @@
 //! written there before, or the old would cover it; so as long as a device owes an answer, whatever it is asked fails at
 //! once ([`Device::owes`](crate::Device::owes)). To whoever asks, then, the operation failed at the moment at which it really ended.
 //!
-//! What is in a guest's own memory ([`Buf::foreign`](crate::Buf::foreign)) is not answered for: the guest would use the memory for something
-//! else, and then the device would write to it.
+//! What is in a guest's own memory ([`Buf::foreign`](crate::Buf::foreign)) is not answered for, only counted: the guest would use the memory for
+//! something else, and then the device would write to it.
 
 use crate::device::Device;
 use crate::op::{IoDone, IoError, IoOp};
@@ -25,7 +25,14 @@ pub(crate) struct Patience {
     /// Nanoseconds; 0: for ever.
     limit_ns: AtomicU64,
     owed: AtomicU32,
+    /// When it last ended anything, to some milliseconds.
+    ended_ns: AtomicU64,
 }
+
+/// A device that works through a long operation moves at least so many bytes a second.
+const SLOWEST_PER_S: u64 = 16 << 20;
+/// That something has ended is noted so often: all threads write to that place.
+const ENDED_EVERY_NS: u64 = 100_000_000;
 
 impl Patience {
     pub(crate) fn set(&self, limit_ns: u64) {
@@ -54,10 +61,21 @@ impl Patience {
         }
     }
 
-    /// Is what was begun then to be answered for?
-    pub(crate) fn is_over(&self, begun_ns: u64, now_ns: u64) -> bool {
+    /// Something has ended.
+    pub(crate) fn note_ended(&self, now_ns: u64) {
+        if now_ns.saturating_sub(self.ended_ns.load(Ordering::Relaxed)) > ENDED_EVERY_NS {
+            self.ended_ns.store(now_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Is an operation of so many bytes that was begun then to be answered for?
+    pub(crate) fn is_over(&self, begun_ns: u64, len: u64, now_ns: u64) -> bool {
         let limit = self.limit_ns.load(Ordering::Relaxed);
-        limit > 0 && now_ns.saturating_sub(begun_ns) > limit
+        let longer = len / SLOWEST_PER_S * 1_000_000_000;
+        let silent_ns = now_ns.saturating_sub(self.ended_ns.load(Ordering::Relaxed));
+        limit > 0
+            && now_ns.saturating_sub(begun_ns) > limit.saturating_add(longer)
+            && silent_ns > limit
     }
 }
 
@@ -104,10 +122,14 @@ impl Lending {
     }
 
     /// It came back. True: it was answered for.
-    pub(crate) fn is_told(&mut self, number: u64) -> bool {
-        let Some(lent) = self.lent.remove(&number).filter(|lent| lent.told) else {
+    pub(crate) fn is_told(&mut self, number: u64, now_ns: u64) -> bool {
+        let Some(lent) = self.lent.remove(&number) else {
             return false;
         };
+        lent.device.patience().note_ended(now_ns);
+        if !lent.told {
+            return false;
+        }
         lent.device.patience().note_paid(&lent.device.name());
         self.told -= 1;
         true
@@ -121,7 +143,11 @@ impl Lending {
     pub(crate) fn look(&mut self, now_ns: u64, dones: &mut Vec<IoDone>) {
         for lent in self.lent.values_mut() {
             let begun_ns = lent.begun_ns.load(Ordering::Acquire);
-            let over = begun_ns > 0 && lent.device.patience().is_over(begun_ns, now_ns);
+            let over = begun_ns > 0
+                && lent
+                    .device
+                    .patience()
+                    .is_over(begun_ns, lent.op.len, now_ns);
             if !lent.told && over && may_answer(&lent.op) {
                 lent.told = true;
                 self.told += 1;
@@ -171,12 +197,13 @@ mod tests {
         lending.look(2_000, &mut dones);
         assert_eq!(dones.len(), 1);
         assert!(dones[0].is_overdue() && device.owes());
-        assert_eq!(device.admit(&op()), Err(IoError::OVERDUE));
+        assert!(dones[0].goes_on(), "its memory is not free");
+        assert_eq!(device.admit(&op()), Err(IoError::SILENT));
         assert!(device.read_at(0, &mut [0; 512]).is_err());
-        assert!(lending.is_told(number), "nobody hears of its end");
+        assert!(lending.is_told(number, 2_000), "nobody hears of its end");
         assert!(!device.owes() && lending.told() == 0);
         assert_eq!(device.admit(&op()), Ok(()));
         let (number, _) = lending.lend(&op(), &device);
-        assert!(!lending.is_told(number), "it ended in time");
+        assert!(!lending.is_told(number, 2_000), "it ended in time");
     }
 }

@@ -203,7 +203,7 @@ impl PollDriver {
             self.outbox.take(&mut self.finished);
             self.at_helpers -= self.finished.len();
             for f in self.finished.drain(..) {
-                if self.lending.is_told(f.number) {
+                if self.lending.is_told(f.number, self.now) {
                     continue;
                 }
                 let latency_ns = f.latency_ns();

@@ -64,6 +64,8 @@ enum Work {
         done: u64,
         tries: u8,
         start_ns: u64,
+        /// The device owes its end.
+        owed: bool,
         /// It was answered for.
         told: bool,
     },
@@ -254,6 +256,7 @@ impl RingDriver {
             done: 0,
             tries: 0,
             start_ns,
+            owed: false,
             told: false,
         });
         self.submit_slot(index);
@@ -467,15 +470,20 @@ impl RingDriver {
             op,
             device,
             start_ns,
+            owed,
             told,
             ..
         } = self.release(index)
         else {
             return;
         };
+        device.patience().note_ended(self.now);
+        if owed {
+            device.patience().note_paid(&device.name());
+        }
         if told {
             self.told -= 1;
-            return device.patience().note_paid(&device.name());
+            return;
         }
         if let Err(IoError::Os(errno)) = result
             && matches!(op.kind, OpKind::Discard | OpKind::WriteZeroes { .. })
@@ -587,7 +595,7 @@ impl RingDriver {
         self.outbox.take(&mut finished);
         self.at_helpers -= finished.len();
         for f in finished.drain(..) {
-            if self.lending.is_told(f.number) {
+            if self.lending.is_told(f.number, self.now) {
                 continue;
             }
             let latency_ns = f.latency_ns();
@@ -616,16 +624,20 @@ impl RingDriver {
                 op,
                 device,
                 start_ns,
+                owed,
                 told,
                 ..
             } = &mut slot.work
-                && !*told
-                && device.patience().is_over(*start_ns, self.now)
-                && may_answer(op)
+                && !*owed
+                && device.patience().is_over(*start_ns, op.len, self.now)
             {
+                *owed = true;
+                device.patience().note_owed(&device.name());
+                if !may_answer(op) {
+                    continue;
+                }
                 *told = true;
                 self.told += 1;
-                device.patience().note_owed(&device.name());
                 dones.push(answer_for(op, *start_ns, self.now));
             }
         }

@@ -563,8 +563,8 @@ impl Driver {
         let io = done.op.id;
         let (leg, changes) = self.flying.remove(&io).unwrap_or((usize::MAX, false));
         let remote = self.legs.get(leg).is_some_and(|l| l.remote);
-        // A server that was given up may have it still.
-        let doubt = remote && changes && done.result.is_err();
+        // A server that was given up may have it still, and so may a device that was answered for.
+        let doubt = changes && done.result.is_err() && (remote || done.goes_on());
         drop(done.op);
         self.machine.done(now_ns(), io, done.result, doubt);
     }

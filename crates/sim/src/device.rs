@@ -530,7 +530,7 @@ impl SimDevice {
         } = self.in_flight.remove(&token)?;
         if late == Late::Refused {
             return Some(Finished {
-                done: op.done(Err(IoError::OVERDUE), latency_ns),
+                done: op.done(Err(IoError::SILENT), latency_ns),
                 injected: true,
             });
         }

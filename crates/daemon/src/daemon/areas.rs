@@ -50,14 +50,29 @@ fn refused(why: AreaRefused) -> Error {
     }
 }
 
-/// Refuses to set aside `bytes` more where `aside` bytes are, if so much cannot be promised.
-fn check_share(capacity: u64, aside: u64, promised: u64, bytes: u64) -> Result<()> {
+/// Refuses to set aside `bytes` more where `aside` bytes are, if so much cannot be promised, or what is `kept` for disks
+/// with a minimum, pinned ones among them, would not fit any more.
+fn check_share(capacity: u64, aside: u64, promised: u64, kept: u64, bytes: u64) -> Result<()> {
     let all = capacity.saturating_add(aside);
     let taken = aside.saturating_add(promised).saturating_add(bytes);
     // The log is cleaned around what lives on flash in what is left.
     let left = homeless::most(capacity.saturating_sub(bytes));
-    if taken <= homeless::most(all) && promised <= left {
+    let rest = capacity.saturating_sub(bytes);
+    let fits = promised.saturating_add(kept) <= rest / 8 * 7;
+    if taken <= homeless::most(all) && promised <= left && fits {
         return Ok(());
+    }
+    if taken <= homeless::most(all) && promised <= left {
+        return Err(Error::refused(
+            format!(
+                "{} cannot be set aside: of the {} that would be left, {} are promised to disks that live on flash, and {} are kept for others",
+                human(bytes),
+                human(rest),
+                human(promised),
+                human(kept)
+            ),
+            "give a smaller --size, lower a --min, or unpin a disk",
+        ));
     }
     Err(Error::refused(
         format!(
@@ -102,12 +117,14 @@ impl Daemon {
         if self.cache_is_off() {
             return Err(refused(AreaRefused::NoWrites));
         }
-        let (devices, segment, promised, twice) = {
+        let (devices, segment, promised, kept, twice) = {
             let pool = lock(&self.pool);
             let info = pool.info();
             let promised = homeless::promised(pool.registry());
+            let kept = pool.registry().disks.iter();
+            let kept = kept.fold(0, |sum: u64, d| sum.saturating_add(d.kept_bytes()));
             let twice = info.dirty_copies > 1;
-            (pool.devices(), info.segment_bytes, promised, twice)
+            (pool.devices(), info.segment_bytes, promised, kept, twice)
         };
         if twice {
             return Err(refused(AreaRefused::Twice));
@@ -122,7 +139,13 @@ impl Daemon {
             .map(|(_, place)| place.bytes)
             .sum();
         let capacity = self.engine.pool_stats().capacity_blocks * BLOCK;
-        check_share(capacity, aside, promised, bytes)?;
+        if aside > 0 {
+            return Err(Error::refused(
+                format!("{} are set aside already", human(aside)),
+                "`hearth swap off` gives that back; then `hearth swap on` with another --size",
+            ));
+        }
+        check_share(capacity, aside, promised, kept, bytes)?;
         let area = u32::try_from(segments).ok();
         let area = area.and_then(|segments| self.engine.room_for_area(at, segments));
         let Some(area) = area.filter(|_| bytes > 0) else {
@@ -140,6 +163,16 @@ impl Daemon {
         self.work_on_area(what, move |daemon| {
             let emptied = daemon.wait_empty();
             daemon.reshaping.stage(Stage::Listing);
+            // Somebody may have been promised something meanwhile, or has been kept more.
+            let fits = || {
+                let pool = lock(&daemon.pool);
+                let disks = &pool.registry().disks;
+                let kept = disks.iter().map(|d| d.kept_bytes());
+                let kept = kept.fold(0, u64::saturating_add);
+                let promised = homeless::promised(pool.registry());
+                check_share(capacity, 0, promised, kept, bytes)
+            };
+            let emptied = emptied.and_then(|()| fits());
             let kept = emptied.and_then(|()| daemon.engine.keep_area().map_err(refused));
             if let Err(e) = kept {
                 daemon.engine.end_emptying();
@@ -244,6 +277,9 @@ impl Daemon {
     fn wait_area(&self, bytes: u64) -> Result<()> {
         while let Some((_, done)) = self.engine.area_change() {
             self.reshaping.tell(done, bytes);
+            if self.cache_is_off() {
+                return Err(refused(AreaRefused::NoWrites));
+            }
             if self.stopping.load(Ordering::Relaxed) {
                 return Err(Error::unavailable(
                     "the daemon stops",
@@ -321,17 +357,21 @@ mod tests {
     fn swap_and_disks_on_flash_share_what_may_be_promised() {
         const GIB: u64 = 1 << 30;
         let most = homeless::most(100 * GIB);
-        check_share(100 * GIB, 0, 0, most).unwrap();
-        let e = check_share(100 * GIB, 0, 0, most + GIB).unwrap_err();
+        check_share(100 * GIB, 0, 0, 0, most).unwrap();
+        let e = check_share(100 * GIB, 0, 0, 0, most + GIB).unwrap_err();
         assert!(e.what.contains("100") && !e.remedy.is_empty(), "{e}");
         // What is set aside counts, and is no part of the capacity any more.
-        check_share(90 * GIB, 10 * GIB, 0, most - 10 * GIB).unwrap();
-        check_share(90 * GIB, 10 * GIB, 0, most - 9 * GIB).unwrap_err();
+        check_share(90 * GIB, 10 * GIB, 0, 0, most - 10 * GIB).unwrap();
+        check_share(90 * GIB, 10 * GIB, 0, 0, most - 9 * GIB).unwrap_err();
         // So does what lives on flash, which must fit into what is left as well.
-        check_share(100 * GIB, 0, 20 * GIB, 20 * GIB).unwrap();
-        check_share(100 * GIB, 0, most, 1).unwrap_err();
-        check_share(0, 0, 0, 1).unwrap_err();
-        check_share(u64::MAX, u64::MAX, u64::MAX, u64::MAX).unwrap_err();
+        check_share(100 * GIB, 0, 20 * GIB, 0, 20 * GIB).unwrap();
+        check_share(100 * GIB, 0, most, 0, 1).unwrap_err();
+        check_share(0, 0, 0, 0, 1).unwrap_err();
+        // What is kept for disks stays kept.
+        check_share(100 * GIB, 0, 0, 70 * GIB, 20 * GIB).unwrap();
+        let e = check_share(100 * GIB, 0, 0, 71 * GIB, 20 * GIB).unwrap_err();
+        assert!(e.to_string().contains("kept for others"), "{e}");
+        check_share(u64::MAX, u64::MAX, u64::MAX, 0, u64::MAX).unwrap_err();
     }
 
     #[test]

@@ -422,8 +422,9 @@ impl Daemon {
                 pool.media().is_device(),
                 pool.uuid(),
             );
+            let hangs = pool.flash().iter().any(|device| device.owes());
             drop(pool);
-            let marked = crate::degraded::write_marker(&path, is_device, &uuid);
+            let marked = crate::degraded::write_marker(&path, is_device, &uuid, hangs);
             if marked.is_ok() {
                 lock(&daemon.pool).set_covered();
                 let engine = daemon.engine.clone();
@@ -655,7 +656,7 @@ impl Daemon {
             && !leaving
         {
             tracing::warn!("the flash takes no note of its failure: {e}");
-            crate::degraded::write_marker(&path, is_device, &uuid).map_err(|e| {
+            crate::degraded::write_marker(&path, is_device, &uuid, false).map_err(|e| {
                 Error::unavailable(
                     format!(
                         "{} holds data older than the origins, and nothing could be noted to keep the next start from trusting it: {}",

@@ -15,13 +15,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearth_engine::api::DiskId;
 use hearth_format::{DiskRecord, Home};
-use hearth_io::{BLOCK, Device, OriginSpec, Source, Target};
+use hearth_io::{BLOCK, BlockFile, Device, OpenMode, OriginSpec, Source, Target};
 use hearth_origin::Backing;
 use hearth_origin::owner::Take;
 
@@ -51,11 +51,17 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        if let Some(path) = &self.path
-            && let Err(e) = std::fs::remove_file(path)
-        {
+        let Some(path) = &self.path else { return };
+        // Somebody else may have found it empty, and taken it: only who has its lock may remove it.
+        let Ok(file) = BlockFile::open(path, OpenMode::default()) else {
+            tracing::warn!("{} was made in vain, and somebody uses it", path.display());
+            return;
+        };
+        let empty = std::fs::metadata(path).is_ok_and(|m| m.blocks() == 0);
+        if empty && let Err(e) = std::fs::remove_file(path) {
             tracing::warn!("{} was made in vain and is left: {e}", path.display());
         }
+        drop(file);
     }
 }
 
@@ -73,7 +79,7 @@ fn plain_file(text: &str, spec: &OriginSpec) -> Result<PathBuf> {
         Source::File(path) if !path.starts_with("/dev") => Ok(path.clone()),
         _ => Err(Error::invalid(
             format!("a disk cannot be moved to {text}"),
-            "name a file that does not exist, which is made; from there `hearth disk replace` brings it to a block device",
+            "name a file that does not exist, which is made; from there `hearth disk mirror` with --add, then --remove, brings it to a block device",
         )),
     }
 }
@@ -269,7 +275,7 @@ impl Daemon {
             Home::Origin | Home::Moving => {
                 return Err(Error::conflict(
                     format!("disk {name} has an origin, {}", record.origin),
-                    "`hearth disk mirror` and `hearth disk replace` bring it to another one",
+                    "`hearth disk mirror` with --add, then --remove, brings it to another one",
                 ));
             }
         }

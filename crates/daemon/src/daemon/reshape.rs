@@ -445,6 +445,12 @@ impl Daemon {
             if how.left == 0 {
                 return Ok(());
             }
+            if self.cache_is_off() {
+                return Err(Error::unavailable(
+                    "the pool's flash takes no writes any more",
+                    "`hearth pool show` says why",
+                ));
+            }
             if how.left == how.unreadable {
                 return Err(Error::unavailable(
                     format!(

@@ -89,6 +89,9 @@ impl<U: Users> FlashDevice<U> {
 
     /// What is being emptied is set aside from now on, if it is empty.
     pub fn keep_area(&mut self) -> Result<(), AreaRefused> {
+        if !self.takes_writes() {
+            return Err(AreaRefused::NoWrites);
+        }
         let how = self.how_empty().ok_or(AreaRefused::NoSuch)?;
         let part = self.emptying.as_ref().and_then(|e| e.part.clone());
         let part = part.ok_or(AreaRefused::NoSuch)?;

@@ -117,7 +117,7 @@ impl<U: Users> FlashDevice<U> {
     fn may_be_again(&mut self, seq: u64, done: &IoDone) -> bool {
         let failed = done
             .result
-            .is_err_and(|e| !e.is_no_space() && e != IoError::OVERDUE);
+            .is_err_and(|e| !e.is_no_space() && !e.is_overdue());
         if !failed || !self.takes_writes() || !self.log.free.is_empty() {
             return false;
         }
@@ -251,7 +251,7 @@ impl<U: Users> FlashDevice<U> {
     /// Remembers whether it refuses writes for want of room only.
     pub fn note_refusal(&mut self, error: &IoError) {
         self.full = error.is_no_space();
-        self.silent |= *error == IoError::OVERDUE;
+        self.silent |= error.is_overdue();
     }
 
     /// It has failed: from here on the origins carry the disks.

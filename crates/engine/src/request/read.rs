@@ -112,9 +112,25 @@ impl Core {
     pub fn read_part_done(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let read = self.reqs[id].read_mut();
         read.pending -= 1;
-        if read.pending == 0 {
-            self.finish(id, now, fx);
+        if read.pending > 0 {
+            return;
         }
+        if std::mem::take(&mut read.memory_in_use) && self.reqs[id].failed.is_none() {
+            return self.read_into_other_memory(id, now, fx);
+        }
+        self.finish(id, now, fx);
+    }
+
+    /// Reads all of it once more: what it was given to read into is not its own alone.
+    fn read_into_other_memory(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
+        took(Path::ReadElsewhere);
+        let (start, end) = self.blocks_of(id);
+        let r = &mut self.reqs[id];
+        let len = r.buf.as_ref().map_or(0, |buf| buf.len());
+        r.buf = Some(Buf::zeroed(len).slice(0, len));
+        r.read_mut().pending = 1;
+        self.read_range(id, start, end, Fill::Cached, fx);
+        self.read_part_done(id, now, fx);
     }
 
     /// Issues what brings blocks `start..end` into the request's buffer.
@@ -443,6 +459,7 @@ impl Core {
         if done.result.is_err() {
             self.flash_read_failed(now, fx);
         }
+        self.reqs[id].read_mut().memory_in_use |= done.goes_on();
         let count = (done.op.len / 4096) as u32;
         let failed = done.result.is_err();
         if failed || (!again && !done.bad_blocks.is_empty() && !unchecked) {

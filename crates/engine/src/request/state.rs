@@ -47,6 +47,8 @@ pub(crate) struct Read {
     pub bypassed: bool,
     /// Blocks that were looked for again.
     pub retries: u64,
+    /// A device that was given up on may still write to its memory.
+    pub memory_in_use: bool,
 }
 
 /// A flush.
