@@ -162,10 +162,11 @@ impl Core {
         }
         if done.goes_on() {
             // The first device may still write to that memory. What reads for itself begins anew with other memory.
-            let OpCtx::HitRead { req, .. } = &ctx else {
-                return Some((ctx, done));
+            let req = match &ctx {
+                OpCtx::HitRead { req, .. } if self.reads_into_own(*req) => *req,
+                _ => return Some((ctx, done)),
             };
-            self.reqs[*req].read_mut().memory_in_use = true;
+            self.reqs[req].read_mut().memory_in_use = true;
         }
         let Some((target, offset)) = self.flash.devices.other_half(&done) else {
             return Some((ctx, done));

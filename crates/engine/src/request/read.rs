@@ -121,6 +121,12 @@ impl Core {
         self.finish(id, now, fx);
     }
 
+    /// Is what it reads into nobody else's?
+    pub fn reads_into_own(&self, id: ReqId) -> bool {
+        let buf = self.reqs[id].buf.as_ref();
+        buf.is_some_and(|buf| !buf.is_shared())
+    }
+
     /// Reads all of it once more: what it was given to read into is not its own alone.
     fn read_into_other_memory(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         took(Path::ReadElsewhere);
@@ -459,7 +465,9 @@ impl Core {
         if done.result.is_err() {
             self.flash_read_failed(now, fx);
         }
-        self.reqs[id].read_mut().memory_in_use |= done.goes_on();
+        // What goes to a guest's own memory was read into other memory, which is not used again.
+        let own = self.reads_into_own(id);
+        self.reqs[id].read_mut().memory_in_use |= own && done.goes_on();
         let count = (done.op.len / 4096) as u32;
         let failed = done.result.is_err();
         if failed || (!again && !done.bad_blocks.is_empty() && !unchecked) {
