@@ -314,6 +314,20 @@ fn names_and_caches_stay_in_step() -> Result<()> {
     };
     client.call(&rename)?.ok()?;
     ensure!(disks(&lab)? == 1);
+    // Another name of a file that is a disk now is told at once, and so is that it is gone.
+    let links = |client: &mut Client| -> Result<u32> {
+        let results = client.call(&Args::GetAttr { file: &second })?.ok()?;
+        Ok(nfs::attributes(&mut results.reader())?.links)
+    };
+    ensure!(links(&mut client)? == 1);
+    let link = Args::Link {
+        file: &second,
+        at: named("c.img"),
+    };
+    client.call(&link)?.ok()?;
+    ensure!(links(&mut client)? == 2, "the second name");
+    client.call(&Args::Remove(named("c.img")))?.ok()?;
+    ensure!(links(&mut client)? == 1, "the second name is gone");
     client
         .call(&Args::GetAttr { file: &first })?
         .is(Status::Stale)?;

@@ -97,6 +97,14 @@ impl Inner {
         }
     }
 
+    /// A name of a file came or went. What is known of a file in use is asked of it anew only now and then.
+    fn note_links(&self, key: &Key, links: u32) {
+        let file = lock(&self.files).get(key).cloned();
+        if let Some(cached) = file.and_then(|file| file.cached()) {
+            lock(&cached.known).0.links = links;
+        }
+    }
+
     fn found(&self, mut found: Found) -> Found {
         self.told_of(&found.key, &mut found.attributes);
         found
@@ -329,6 +337,9 @@ impl View {
         let Some(victim) = victim else { return };
         if let Some(disk) = self.0.is_known(&victim.key) {
             self.0.forget_if_gone(&victim.key, disk);
+        }
+        if let Ok(left) = self.0.dir.attributes(&victim.key) {
+            self.0.note_links(&victim.key, left.links);
         }
     }
 
@@ -582,6 +593,7 @@ impl Tree for View {
     fn link(&self, who: &Who, file: &Key, dir: &Key, name: &[u8]) -> Changed<Attributes> {
         let mut changed = self.0.dir.link(who, file, dir, name);
         if let Ok(attributes) = &mut changed.outcome {
+            self.0.note_links(file, attributes.links);
             self.0.told_of(file, attributes);
         }
         changed
