@@ -137,7 +137,19 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 17] = [
+pub const RARE: [(&str, &str); 20] = [
+    (
+        "an operation that hangs is answered for, and goes on",
+        "only in the profile `overdue`, which is not among those that the seed chooses",
+    ),
+    (
+        "a read begins anew in other memory, for a device may still write to what it had",
+        "the same",
+    ),
+    (
+        "a read of a dirty block fails because flash does not answer in time",
+        "the same",
+    ),
     (
         "a run waits for a mark that the log will never have",
         "the log must be starved between an epoch's mark and the next epoch's write",

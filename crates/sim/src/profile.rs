@@ -693,7 +693,7 @@ pub const PROFILES: [Profile; 41] = [
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 5,
+    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0,
 ];
 
 /// The name that lets the seed choose.
