@@ -121,8 +121,7 @@ impl Daemon {
             let pool = lock(&self.pool);
             let info = pool.info();
             let promised = homeless::promised(pool.registry());
-            let kept = pool.registry().disks.iter();
-            let kept = kept.fold(0, |sum: u64, d| sum.saturating_add(d.kept_bytes()));
+            let kept = homeless::kept(pool.registry());
             let twice = info.dirty_copies > 1;
             (pool.devices(), info.segment_bytes, promised, kept, twice)
         };
@@ -166,9 +165,7 @@ impl Daemon {
             // Somebody may have been promised something meanwhile, or has been kept more.
             let fits = || {
                 let pool = lock(&daemon.pool);
-                let disks = &pool.registry().disks;
-                let kept = disks.iter().map(|d| d.kept_bytes());
-                let kept = kept.fold(0, u64::saturating_add);
+                let kept = homeless::kept(pool.registry());
                 let promised = homeless::promised(pool.registry());
                 check_share(capacity, 0, promised, kept, bytes)
             };

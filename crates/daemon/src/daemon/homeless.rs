@@ -57,6 +57,12 @@ pub(super) fn promised(registry: &Registry) -> u64 {
     promised.fold(0, u64::saturating_add)
 }
 
+/// What is kept for disks with a minimum, pinned ones among them.
+pub(super) fn kept(registry: &Registry) -> u64 {
+    let kept = registry.disks.iter().map(|d| d.kept_bytes());
+    kept.fold(0, u64::saturating_add)
+}
+
 /// Of a pool that can hold `capacity` bytes, how many may be promised.
 pub(super) fn most(capacity: u64) -> u64 {
     capacity / 100 * KEPT_PERCENT_MAX
@@ -70,10 +76,7 @@ pub(super) fn check_promise(
     more: u64,
 ) -> Result<()> {
     let (most, promised) = (most(capacity), promised(registry));
-    let kept = registry
-        .disks
-        .iter()
-        .fold(0, |sum: u64, d| sum.saturating_add(d.kept_bytes()));
+    let kept = kept(registry);
     let wanted = promised.saturating_add(more);
     // Of what is left besides the minimums of others, eviction needs something that it may drop.
     if wanted <= most && wanted.saturating_add(kept) <= capacity / 8 * 7 {
