@@ -272,7 +272,7 @@ impl Core {
     /// A read of the flash device's own has ended, or what changed something on one device.
     pub fn flash_done(&mut self, op: FlashOp, done: IoDone, now: u64, fx: &mut Effects) {
         match op {
-            FlashOp::Entries { seg, whole } => self.flash.entries_read(seg, whole, &done),
+            FlashOp::Entries { seg, whole } => self.flash.entries_read(seg, whole, &done, now),
             FlashOp::Move { slot, count } => self.move_read_done(slot, count, done, now),
             _ => {
                 let done = match op {

@@ -263,7 +263,7 @@ impl<U: Users> FlashDevice<U> {
     }
 
     /// What a segment says was read, or was not.
-    pub fn entries_read(&mut self, seg: u32, whole: bool, done: &IoDone) {
+    pub fn entries_read(&mut self, seg: u32, whole: bool, done: &IoDone, now: u64) {
         self.unpin(seg);
         if self.evict.current != Some(seg) || !self.takes_writes() {
             return;
@@ -289,6 +289,9 @@ impl<U: Users> FlashDevice<U> {
                 self.leave_choice(seg);
                 self.note_unreadable(seg);
                 self.forget_victim();
+                self.log.unreadable += 1;
+                self.cleaner.set_room(self.log.blocks_kept());
+                self.may_go_round(now);
             }
         }
     }

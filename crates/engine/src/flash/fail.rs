@@ -190,11 +190,7 @@ impl<U: Users> FlashDevice<U> {
                 }
             }
         }
-        if self.is_emptying() && self.too_few_segments() {
-            self.end_emptying();
-        }
-        if self.too_few_segments() {
-            self.fail(now);
+        if !self.may_go_round(now) {
             return;
         }
         took(Path::BatchSentAgain);
@@ -242,8 +238,21 @@ impl<U: Users> FlashDevice<U> {
         self.cleaner.set_room(self.log.blocks_kept());
     }
 
-    /// So many segments refused writes that the log can go round no more: beside the head and those that are
-    /// to be free there must be one for what is kept, or who waits for room would wait for ever.
+    /// Flash fails if too few segments are left, those counted that are put aside while a device is emptied.
+    pub(in crate::flash) fn may_go_round(&mut self, now: u64) -> bool {
+        if self.is_emptying() && self.too_few_segments() {
+            self.end_emptying();
+        }
+        if self.too_few_segments() {
+            self.fail(now);
+            return false;
+        }
+        true
+    }
+
+    /// So many segments refused writes, or are not freed for nobody can read what they say, that the log can go round no
+    /// more: beside the head and those that are to be free there must be one for what is kept, or who waits for room
+    /// would wait for ever.
     fn too_few_segments(&self) -> bool {
         self.log.usable() < self.log.free_wanted() + 2
     }

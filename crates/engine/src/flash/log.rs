@@ -310,6 +310,8 @@ pub(crate) struct Log<T> {
     pub segments: Vec<Segment>,
     /// So many of them are bad.
     pub bad: usize,
+    /// So many of them hold what is served, and say what nobody can read: they are not freed in this run.
+    pub unreadable: usize,
     /// Segments with data, oldest first, the head not included.
     pub order: VecDeque<u32>,
     pub free: VecDeque<u32>,
@@ -366,6 +368,7 @@ impl<T> Default for Log<T> {
         Log {
             segments: Vec::new(),
             bad: 0,
+            unreadable: 0,
             order: VecDeque::new(),
             free: VecDeque::new(),
             parked: VecDeque::new(),
@@ -494,9 +497,9 @@ impl<T: Token> Log<T> {
         self.heads.iter().all(Option::is_none)
     }
 
-    /// Segments that take writes.
+    /// Segments the log goes round with: those that take writes, now or once they are free.
     pub fn usable(&self) -> usize {
-        self.segments.len() - self.bad
+        self.segments.len() - self.bad - self.unreadable
     }
 
     /// A segment that refused a batch and holds nothing is not used again.

@@ -3,6 +3,7 @@
 mod area;
 mod heads;
 mod recovery;
+mod unreadable;
 
 use crate::api::FlashFault;
 use crate::flash::again::Holds;

@@ -1,0 +1,74 @@
+//! Segments that nobody can read any more are not freed: the log goes round with what is left, or not at all.
+
+use super::{Device, FlashFault, FlashOp, IO, Shelf, given_up, sent, short_of_room};
+use crate::flash::choose::Verdict;
+use hearth_io::{IoDone, IoOp};
+
+/// Every read of what a segment says fails.
+fn refuse_reads(d: &mut Device) -> usize {
+    let ops: Vec<_> = d.out.ios.drain(..).collect();
+    let count = ops.len();
+    for (op, io) in ops {
+        let FlashOp::Entries { seg, whole } = op else {
+            panic!("{op:?}");
+        };
+        let op = IoOp {
+            id: 0,
+            target: io.target,
+            kind: io.kind,
+            offset: io.offset,
+            len: io.len,
+            bufs: io.bufs,
+            crcs: io.crcs,
+            sums: io.sums,
+            class: io.class,
+        };
+        let done = IoDone {
+            op,
+            result: Err(IO),
+            bad_blocks: Default::default(),
+            latency_ns: 0,
+        };
+        d.entries_read(seg, whole, &done, 0);
+    }
+    count
+}
+
+/// Lets the next segment go, of which nothing can be read; false if there is none.
+fn one_more(d: &mut Device, shelf: &mut Shelf) -> bool {
+    let Some((seg, _)) = d.next_victim(0) else {
+        return false;
+    };
+    while d.next_victim(0).is_some_and(|(next, _)| next == seg) {
+        assert_eq!(d.judge(seg, shelf, 0), Verdict::Unknown);
+        assert_eq!(refuse_reads(d), 1);
+    }
+    true
+}
+
+/// Two segments were free for ever, nothing else came free, and who waited for room waited for ever.
+#[test]
+fn flash_is_given_up_when_too_few_segments_can_be_read_to_go_round() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let (all, room) = (d.log.usable(), d.log.blocks_kept());
+    assert!(one_more(&mut d, &mut shelf));
+    assert!(d.takes_writes(), "one is not many");
+    assert_eq!(d.log.usable(), all - 1);
+    assert!(
+        d.log.blocks_kept() < room,
+        "nothing is kept in it but what is there"
+    );
+    while d.takes_writes() {
+        assert!(
+            one_more(&mut d, &mut shelf),
+            "nobody waits for what never comes"
+        );
+    }
+    assert_eq!(d.given_up(), Some(FlashFault::Broken));
+    given_up(&mut d);
+    assert!(
+        matches!(sent(&mut d)[..], [FlashOp::Mark]),
+        "and it is noted"
+    );
+    assert!(d.log.usable() >= 2);
+}
