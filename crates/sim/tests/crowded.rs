@@ -50,6 +50,34 @@ fn a_minimum_of_everything_moves_nothing_in_a_circle() {
     assert!(j.cached(1) * 2 > cached, "{} of {cached}", j.cached(1));
 }
 
+/// Minimums that are more than there is, as after a device was lost, are kept in proportion, whoever reads last and most.
+#[test]
+fn minimums_of_more_than_there_is_are_kept_in_proportion() {
+    let wants = |id, min_bytes| DiskConfig {
+        min_bytes,
+        ..disk(id)
+    };
+    let mut j = Judged::roomy(
+        vec![wants(1, 2 << 30), wants(2, 1 << 30), disk(3)],
+        48 << 20,
+    );
+    turn_over(&mut j, 2);
+    for _ in 0..6 {
+        turn_over(&mut j, 1);
+    }
+    let mut seen = Vec::new();
+    for reader in [3, 2, 3, 2] {
+        turn_over(&mut j, reader);
+        seen.push((j.cached(1), j.cached(2)));
+    }
+    // What of flash is free for eviction is nobody's. The first one takes its share only as fast as what it reads is admitted.
+    let kept = 9700;
+    for (first, second) in seen {
+        assert!(first * 10 > kept * 2 / 3 * 7, "{first} of {kept}");
+        assert!(second * 10 > kept / 3 * 9, "{second} of {kept}");
+    }
+}
+
 /// Discards of a disk whose origin hangs wait before their records fill the log, and only they.
 #[test]
 fn many_discards_do_not_fill_the_log() {

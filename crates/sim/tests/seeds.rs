@@ -15,6 +15,16 @@ fn worlds_hold() {
     }
 }
 
+/// Worlds that once came to a stop, or gave flash up without need: segments were read before they were complete and were never
+/// freed, and a block that was lost kept its segment, where few segments were left.
+#[test]
+fn worlds_with_few_good_places_go_on() {
+    for seed in [963, 1030, 1269, 3014, 4915, 5897] {
+        let ran = run_seed(seed, "bad-places", &Real::default());
+        assert!(ran.is_ok(), "{:?}", ran.err().map(|f| f.what));
+    }
+}
+
 #[test]
 fn same_seed_same_digest() {
     for seed in 0..30 {

@@ -56,11 +56,15 @@ const OF_ONE: [Event; 7] = [
     Event::SsdLostInResync,
     Event::PulledAndBack,
 ];
-const OF_TWO: [Event; 5] = [
+const OF_TWO: [Event; 9] = [
     Event::PowerCut,
+    Event::PowerCutSsdLost,
+    Event::DiskLost,
     Event::SsdLost,
     Event::SsdsLost,
+    Event::Both,
     Event::SsdLostInResync,
+    Event::PulledAndBack,
     Event::SsdPulledAndBack,
 ];
 
@@ -68,12 +72,14 @@ impl Event {
     fn words(self, flash: Flash) -> &'static str {
         match self {
             Event::PowerCut => "power cut",
-            Event::PowerCutSsdLost => "power cut, and the SSD with it",
+            Event::PowerCutSsdLost if flash == Flash::One => "power cut, and the SSD with it",
+            Event::PowerCutSsdLost => "power cut, and one SSD with it",
             Event::DiskLost => "disk lost",
             Event::SsdLost if flash == Flash::One => "SSD lost",
             Event::SsdLost => "one SSD lost",
             Event::SsdsLost => "both SSDs lost",
-            Event::Both => "disk and SSD lost",
+            Event::Both if flash == Flash::One => "disk and SSD lost",
+            Event::Both => "disk and one SSD lost",
             Event::SsdLostInResync if flash == Flash::One => "SSD lost during resync",
             Event::SsdLostInResync => "one SSD lost during resync",
             Event::PulledAndBack => "disk pulled and put back",
@@ -136,38 +142,40 @@ struct Kind {
 
 const ORDERED: &str = "write-back-ordered";
 
-/// The disks that something happens to.
-fn kinds(event: Event, two: bool) -> Vec<Kind> {
-    let modes = |flash: Flash, mirror: bool| -> &'static [&'static str] {
-        match (flash, mirror) {
-            (Flash::One, false) => &["write-back", ORDERED, "write-through", "off"],
-            (Flash::One, true) => &["write-back", "write-through", "off"],
-            _ => &["write-back", "write-through"],
-        }
+const MODES: [&str; 5] = [
+    "write-back",
+    ORDERED,
+    "write-through",
+    "write-around",
+    "off",
+];
+
+/// The disks that something happens to, by the guest that has them: an emulated one has no use for more than these.
+fn guests(event: Event, two: bool) -> Vec<Vec<Kind>> {
+    let of = |flash: Flash, mirror: bool, modes: &[&'static str]| -> Vec<Kind> {
+        let kind = |mode: &&'static str| Kind {
+            flash,
+            mirror,
+            mode,
+        };
+        modes.iter().map(kind).collect()
     };
-    let pools: &[Flash] = match two {
-        true => &[Flash::Two, Flash::Twice],
-        false => &[Flash::One],
-    };
-    let mut kinds = Vec::new();
-    for flash in pools.iter().copied() {
-        for mirror in [false, true] {
-            let resync = event == Event::SsdLostInResync;
-            if resync && !mirror {
-                continue;
-            }
-            let modes = modes(flash, mirror).iter().copied();
-            let kind = |mode| Kind {
-                flash,
-                mirror,
-                mode,
-            };
-            // An emulated guest has no use for more disks than these.
-            let few = two && mirror && !resync;
-            kinds.extend(modes.take(if few { 1 } else { usize::MAX }).map(kind));
-        }
+    let resync = event == Event::SsdLostInResync;
+    if !two {
+        let disks = of(Flash::One, false, if resync { &[] } else { &MODES });
+        let guests = [disks, of(Flash::One, true, &MODES)];
+        return guests.into_iter().filter(|g| !g.is_empty()).collect();
     }
-    kinds
+    let of_two = |flash: Flash| match resync {
+        true => of(flash, true, &MODES),
+        // What a mirror adds to one disk is the same in the modes left out.
+        false => [
+            of(flash, false, &MODES),
+            of(flash, true, &["write-back", "write-through"]),
+        ]
+        .concat(),
+    };
+    [Flash::Two, Flash::Twice].map(of_two).into()
 }
 
 /// One disk, its daemon, and what came of it.
@@ -411,7 +419,7 @@ impl Subject {
             self.commands.push("put it back, `systemctl restart`");
         }
         let gone = event.takes_disk() && !self.kind.mirror;
-        if gone && event.takes_ssd() {
+        if gone && !flash.survives(event) {
             self.commands.push("restore a backup");
             return Ok(());
         }
@@ -515,7 +523,7 @@ impl Subject {
             }
         };
         let lost = match (self.lost, self.note.as_str()) {
-            _ if event == Event::Both && !self.kind.mirror => {
+            _ if event == Event::Both && !self.kind.mirror && !self.kind.flash.survives(event) => {
                 "all that is not in a backup".to_owned()
             }
             _ if event.takes_disk() && !self.kind.mirror => "all that is not cached".to_owned(),
@@ -532,11 +540,9 @@ impl Subject {
             }
         };
         // Not done here: the guest needs nothing of it.
-        let half_lost = self.kind.flash == Flash::Twice
-            && matches!(
-                event,
-                Event::SsdLost | Event::SsdLostInResync | Event::SsdPulledAndBack
-            );
+        let one_lost = event.takes_ssd() && event != Event::SsdsLost;
+        let half_lost =
+            self.kind.flash == Flash::Twice && (one_lost || event == Event::SsdPulledAndBack);
         let did = match self.commands.len() {
             0 if half_lost => "nothing at once".to_owned(),
             0 => "nothing".to_owned(),
@@ -563,12 +569,12 @@ impl Subject {
         let whole = match event {
             Event::PowerCut | Event::PulledAndBack => true,
             Event::DiskLost => self.kind.mirror,
-            Event::Both => self.kind.mirror && !caches_writes,
+            Event::Both => self.kind.mirror && (flash || !caches_writes),
             // What was dirty on the one that was pulled could not be read meanwhile.
             Event::SsdPulledAndBack => self.kind.flash == Flash::Twice || !caches_writes,
             _ => flash || !caches_writes,
         };
-        if self.kind.mode == ORDERED && event == Event::PowerCutSsdLost {
+        if self.kind.mode == ORDERED && event == Event::PowerCutSsdLost && !flash {
             ensure!(self.told.is_some(), "{}: no time is told", what());
         }
         if whole {
@@ -602,9 +608,9 @@ struct Lab {
 }
 
 impl Lab {
-    fn new(event: Event, two: bool) -> Result<Lab> {
+    fn new(kinds: Vec<Kind>) -> Result<Lab> {
         let mut subjects = Vec::new();
-        for kind in kinds(event, two) {
+        for kind in kinds {
             subjects.push(Subject::new(kind, subjects.len())?);
         }
         let base = Hearth::serving("160M")?;
@@ -677,8 +683,8 @@ impl Lab {
     }
 }
 
-fn happens(event: Event, two: bool, table: &mut String) -> Result<()> {
-    let mut lab = Lab::new(event, two)?;
+fn happens(event: Event, kinds: Vec<Kind>, table: &mut String) -> Result<()> {
+    let mut lab = Lab::new(kinds)?;
     if event == Event::SsdLostInResync {
         for subject in &mut lab.subjects {
             subject.server.kill9()?;
@@ -741,6 +747,9 @@ fn happens(event: Event, two: bool, table: &mut String) -> Result<()> {
             for subject in &mut lab.subjects {
                 subject.hearth.kill9()?;
                 subject.server.kill9()?;
+                if let Some(ssd) = subject.ssd.as_mut().filter(|_| event.takes_ssd()) {
+                    ssd.server().kill9()?;
+                }
                 subject.look(&console);
             }
             lab.subjects
@@ -792,7 +801,10 @@ fn what_a_guest_sees_of_what_dies() -> Result<()> {
     let of_one = OF_ONE.iter().map(|event| (*event, false));
     let of_two = OF_TWO.iter().map(|event| (*event, true));
     for (event, two) in of_one.chain(of_two) {
-        happens(event, two, &mut table).with_context(|| format!("{event:?}, two SSDs: {two}"))?;
+        for kinds in guests(event, two) {
+            happens(event, kinds, &mut table)
+                .with_context(|| format!("{event:?}, two SSDs: {two}"))?;
+        }
     }
     if let Some(file) = file {
         let mut text = String::new();

@@ -132,7 +132,9 @@ impl Contents for Rest<'_> {
             }
             let destage = &d.origin.destage;
             let waits = destage.hangs || destage.not_before_ns > terms.now;
-            let stuck = !d.attached || homeless || waits;
+            // What flash has lost no origin ever gets: it is moved as it is, and goes on to be told as lost.
+            let lost = d.lost.contains(block);
+            let stuck = !d.attached || homeless || waits || lost;
             if terms.dirty_stays && !stuck {
                 return Fate::Waits;
             }

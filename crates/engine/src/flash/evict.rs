@@ -240,12 +240,19 @@ impl<U: Users> FlashDevice<U> {
         match self.evict.says {
             Says::Read(_) => true,
             Says::Reading => false,
+            // Batches are on their way to it: what is read now lacks them, which is no sign of damage.
+            Says::Unread if self.is_sealing(seg) => false,
             Says::Unread => {
                 self.evict.says = Says::Reading;
                 self.send_read_entries(seg, false);
                 false
             }
         }
+    }
+
+    /// Are batches of a closed segment still on their way to it?
+    fn is_sealing(&self, seg: u32) -> bool {
+        self.log.segments[seg as usize].batches > 0 || self.log.sealing.iter().any(|s| s.seg == seg)
     }
 
     fn send_read_entries(&mut self, seg: u32, whole: bool) {

@@ -146,9 +146,24 @@ impl Judged {
 
     /// The same, of an engine that is broken on purpose.
     pub fn faulty(disks: Vec<DiskConfig>, seed: u64, tear: Tear, faults: Faults) -> Judged {
+        Judged::made(disks, seed, tear, faults, FLASH_SIZE)
+    }
+
+    /// With so many bytes of flash.
+    pub fn roomy(disks: Vec<DiskConfig>, flash_bytes: u64) -> Judged {
+        Judged::made(disks, 1, Tear::Block, BROKEN.get(), flash_bytes)
+    }
+
+    fn made(
+        disks: Vec<DiskConfig>,
+        seed: u64,
+        tear: Tear,
+        faults: Faults,
+        flash_bytes: u64,
+    ) -> Judged {
         let (target, rng) = (Target::Flash(0), Prng::new(seed));
-        let mut flash = SimDevice::new(target, FLASH_SIZE, BLOCK, Base::Zeros, tear, rng);
-        crate::common::format(&mut flash.media(None), FLASH_SIZE, SEGMENT_BLOCKS);
+        let mut flash = SimDevice::new(target, flash_bytes, BLOCK, Base::Zeros, tear, rng);
+        crate::common::format(&mut flash.media(None), flash_bytes, SEGMENT_BLOCKS);
         let origins = disks.iter().map(|d| {
             // Room to grow, with something in it.
             let size = d.size.next_multiple_of(BLOCK) + BLOCK;

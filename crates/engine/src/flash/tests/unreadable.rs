@@ -1,6 +1,9 @@
 //! Segments that nobody can read any more are not freed: the log goes round with what is left, or not at all.
 
-use super::{Device, FlashFault, FlashOp, IO, Shelf, given_up, sent, short_of_room};
+use super::{
+    DATA, Device, FlashFault, FlashOp, IO, Shelf, append, batches, given_up, sent, short_of_room,
+    write_all, written,
+};
 use crate::flash::choose::Verdict;
 use hearth_io::{IoDone, IoOp};
 
@@ -71,4 +74,27 @@ fn flash_is_given_up_when_too_few_segments_can_be_read_to_go_round() {
         "and it is noted"
     );
     assert!(d.log.usable() >= 2);
+}
+
+/// What it says was read while its last batch was on its way, counted as damaged, and the segment was never freed.
+#[test]
+fn what_a_segment_says_is_read_when_all_of_it_is_there() {
+    let (mut d, shelf) = short_of_room(0);
+    let seg = *d.log.free.front().expect("one is free");
+    append(&mut d, u64::from(seg) * 1000, DATA, 1);
+    d.pump(0);
+    let seq = batches(&sent(&mut d))[0];
+    d.roll();
+    d.resume(vec![seg]);
+    assert_eq!(d.next_victim(0), Some((seg, true)));
+    assert_eq!(d.judge(seg, &shelf, 0), Verdict::Unknown);
+    assert!(d.out.ios.is_empty(), "its last batch is missing");
+    written(&mut d, seq);
+    write_all(&mut d);
+    assert_eq!(d.judge(seg, &shelf, 0), Verdict::Unknown);
+    let ops = sent(&mut d);
+    assert!(
+        matches!(ops[..], [FlashOp::Entries { whole: false, .. }]),
+        "{ops:?}"
+    );
 }
