@@ -461,6 +461,35 @@ fn legs_come_and_go_under_a_load() -> Result<()> {
     writer.check(&mut hearth.connect("d")?)
 }
 
+/// A copy that is paused waits, over a stop and a kill, and goes on from where it was when it is told to.
+#[test]
+fn a_paused_copy_waits_over_restarts() -> Result<()> {
+    let (mut hearth, a, b) = two_legs()?;
+    add(&hearth, &[path(&a)], &["--mode", "off"])?;
+    let mut writer = Writer::new(14);
+    let mut client = hearth.connect("d")?;
+    writer.load(&mut client, LOAD, || Ok(()))?;
+    writer.flush(&mut client)?;
+    drop(client);
+    hearth.ok(&["disk", "mirror", "d", "--pause", "--add", path(&b)])?;
+    for kills in [false, true] {
+        match kills {
+            true => hearth.kill9()?,
+            false => hearth.stop()?,
+        }
+        hearth.start()?;
+        attached(&hearth)?;
+        let info = hearth.ok(&["disk", "show", "d", "--json"])?;
+        let info: serde_json::Value = serde_json::from_str(&info)?;
+        ensure!(info["upkeep"]["paused"] == true, "{info}");
+        ensure!(legs_of(&info) == ["current", "resyncing"], "{info}");
+    }
+    hearth.ok(&["disk", "mirror", "d", "--resume"])?;
+    wait_states(&hearth, &["current", "current"])?;
+    let client = hearth.connect("d")?;
+    end(&mut hearth, &mut writer, client, &[&a, &b])
+}
+
 /// The daemon is killed while a new leg is copied to.
 #[test]
 fn a_kill_while_a_leg_is_copied_to() -> Result<()> {
