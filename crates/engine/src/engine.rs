@@ -21,7 +21,7 @@ pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use report::{DiskStatus, OrderStatus};
 pub use sample::Owed;
-pub use without::{FailedAlone, Hindrance};
+pub use without::{FailedAlone, Hindrance, LeftWithout};
 
 /// The cache engine of one pool.
 pub struct Engine {

@@ -23,8 +23,6 @@ pub enum Fault {
     /// After a device was lost, believe what the log on the others says of the time before: an older copy there, although what took its
     /// place was on the lost one.
     BelieveBelowFloor,
-    /// Keep a clean copy where the origin refused a write past flash that was given up, and may have got some of it.
-    KeepRefused,
     /// Free what a device that is emptied holds before it is durable elsewhere.
     EmptyForgetsFlush,
     /// Use an area's segments for the log before the area is given back durably.

@@ -30,7 +30,7 @@ pub use api::FlashFault;
 pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{
-    AreaRefused, ControlError, DiskStatus, Emptying, Engine, FailedAlone, Hindrance, KnownDisk,
+    AreaRefused, ControlError, DiskStatus, Emptying, Engine, FailedAlone, Hindrance, KnownDisk, LeftWithout,
     OpenError, OpenReport, OpenedFrom, OrderStatus, Owed,
 };
 pub use flash::checkpoint::CheckpointError;

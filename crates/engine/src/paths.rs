@@ -114,6 +114,7 @@ paths! {
     DeviceLost: "a device is lost, and the others have everything",
     WentOnWithout: "a pool is closed to go on without a device that failed",
     OpenedWithout: "a start drops clean copies that were on a device which is gone",
+    BaseRead: "after a crash a start begins with what was known when a device was left behind",
     BelowFloor: "a start reads a log, and leaves out what lies below its floor",
     ReadFromOther: "what one device does not give back is read from another",
     HalfMended: "a start gives the second half of a segment what the first has",

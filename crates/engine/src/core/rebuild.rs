@@ -104,6 +104,13 @@ impl Core {
         Ok(true)
     }
 
+    /// Reads back what was known when the pool went on without a device; the log comes on top of it. False: it is not there any more, and
+    /// the core must be built afresh.
+    pub fn read_base(&mut self, media: &mut dyn Media, since: &Since) -> io::Result<bool> {
+        let (flash, rest) = self.apart();
+        flash.read_base(media, &mut Rebuild::new(rest, since))
+    }
+
     /// Writes the checkpoint; returns its length in bytes. Nothing may be in flight.
     pub fn write_checkpoint(
         &mut self,

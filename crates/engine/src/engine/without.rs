@@ -1,14 +1,16 @@
 //! Going on without one of several flash devices that has failed. Why that may be is in [`crate::flash::without`].
 
-use crate::core::Core;
+use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::engine::Engine;
-use crate::engine::open::OpenError;
+use crate::engine::open::{KnownDisk, OpenError};
 use crate::flash::checkpoint::CheckpointError;
 use crate::paths::{Path, took};
+use hearth_format::Superblock;
 use hearth_format::superblock::PoolState;
 use hearth_io::Media;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// What keeps a pool from going on without the device that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -78,6 +80,50 @@ impl Engine {
         };
         core.flash.store_superblock(media)?;
         Ok(())
+    }
+}
+
+/// What a clean stop has left of a pool one of whose devices is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftWithout {
+    /// Number of the next segment: what was written so far is below.
+    pub floor: u64,
+    /// Clean blocks on the devices that are there.
+    pub kept_blocks: u64,
+    /// And on the one that is missing.
+    pub gone_blocks: u64,
+    /// Why the pool cannot go on without it, if it cannot.
+    pub hindrance: Option<Hindrance>,
+}
+
+impl Engine {
+    /// Looks what a clean stop has left, if one of the devices is missing; it is not asked for anything, and nothing is written. `None`:
+    /// the pool was not closed in order, or nobody can read how.
+    pub fn look_without(
+        media: &mut dyn Media,
+        device: u16,
+        opts: EngineOptions,
+        known: &[KnownDisk],
+    ) -> Result<Option<LeftWithout>, OpenError> {
+        let sb = Superblock::load(media)?;
+        let PoolState::Clean { checkpoint_id, .. } = sb.state else {
+            return Ok(None);
+        };
+        let since: BTreeMap<u16, u64> = known.iter().map(|k| (k.id, k.since_seq)).collect();
+        let mut core = Engine::blank(sb, media.spread(), opts, known);
+        if !core.read_checkpoint(media, checkpoint_id, &since)? {
+            return Ok(None);
+        }
+        let kept = core.kept_without(device);
+        let all: u64 = (core.flash.log.segments.iter())
+            .map(|s| u64::from(s.live))
+            .sum();
+        Ok(Some(LeftWithout {
+            floor: core.flash.log.next_segment_seq,
+            kept_blocks: kept,
+            gone_blocks: all - kept,
+            hindrance: core.hindrance(),
+        }))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::flash::recover::NUMBERS_END;
 use crate::paths::{Path, took};
 use hearth_format::checkpoint::Section;
 use hearth_format::superblock::INCOMPAT_MAP;
-use hearth_format::{CheckpointHeader, FormatError};
+use hearth_format::{CheckpointHeader, FormatError, SegmentMap};
 use hearth_io::checksum::{Crc32c, crc32c};
 use hearth_io::{BLOCK, Media};
 use hearth_policy::cleaning::Why;
@@ -354,20 +354,48 @@ impl<U: Users> FlashDevice<U> {
         id: u64,
         restore: &mut impl Restore,
     ) -> io::Result<bool> {
+        let header = self.checkpoint_header(media)?;
+        match header.filter(|header| header.id == id) {
+            Some(header) => self.read_sections(media, header, None, restore),
+            None => Ok(false),
+        }
+    }
+
+    /// The same of what was known when the pool went on without a device, as long as that stands there: after a crash the log is read on top of
+    /// it. Segments that were freed since do not count. False as above.
+    pub fn read_base(
+        &mut self,
+        media: &mut dyn Media,
+        restore: &mut impl Restore,
+    ) -> io::Result<bool> {
+        let header = self.checkpoint_header(media)?;
+        let floor = self.sb.floor_of_log();
+        let header = header.filter(|header| floor > 0 && header.next_segment_seq == floor);
+        match (header, self.read_map(media)) {
+            (Some(header), Some(map)) => self.read_sections(media, header, Some(&map), restore),
+            _ => Ok(false),
+        }
+    }
+
+    fn checkpoint_header(&self, media: &mut dyn Media) -> io::Result<Option<CheckpointHeader>> {
         let mut block = vec![0u8; BLOCK as usize];
         media.read_at(self.layout.checkpoint_offset(), &mut block)?;
-        let header = match CheckpointHeader::decode(&block, self.layout.checkpoint_bytes()) {
-            Ok(h)
-                if h.pool_tag == self.pool_tag
-                    && h.id == id
-                    && [h.next_batch_seq, h.next_segment_seq, h.tail_seq]
-                        .iter()
-                        .all(|n| *n < NUMBERS_END) =>
-            {
-                h
-            }
-            _ => return Ok(false),
+        let header = CheckpointHeader::decode(&block, self.layout.checkpoint_bytes()).ok();
+        let sane = |h: &CheckpointHeader| {
+            let numbers = [h.next_batch_seq, h.next_segment_seq, h.tail_seq];
+            h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
         };
+        Ok(header.filter(sane))
+    }
+
+    /// With a `map`, of what it names only.
+    fn read_sections(
+        &mut self,
+        media: &mut dyn Media,
+        header: CheckpointHeader,
+        map: Option<&SegmentMap>,
+        restore: &mut impl Restore,
+    ) -> io::Result<bool> {
         let area = self.layout.checkpoint_offset();
         let part = |kind: u32, len: usize| {
             header
@@ -410,6 +438,9 @@ impl<U: Users> FlashDevice<U> {
             }
         }
         let adopted = self.adopt_state(&state, &header, restore);
+        if let Some(map) = map {
+            self.leave_freed(map);
+        }
         let lost = self.tells_of_lost(&header);
         let adopted = adopted.and_then(|kept| self.adopt_log(&log, kept, lost, restore));
         let adopted = adopted.and_then(|()| self.drop_lost(&header, restore));
@@ -451,6 +482,20 @@ impl<U: Users> FlashDevice<U> {
     /// Is this checkpoint from before the pool went on without a device? Then it tells of segments that were there.
     fn tells_of_lost(&self, header: &CheckpointHeader) -> bool {
         header.next_segment_seq <= self.sb.floor_of_log()
+    }
+
+    /// Segments that this map does not name were freed since the checkpoint was written.
+    fn leave_freed(&mut self, map: &SegmentMap) {
+        took(Path::BaseRead);
+        for (s, entry) in self.log.segments.iter_mut().zip(&map.entries) {
+            if s.state == SegState::Closed && s.seq != entry.seq {
+                s.state = SegState::Free;
+            }
+        }
+        let there = |seg: &u32| self.log.segments[*seg as usize].state == SegState::Closed;
+        self.log.order = self.log.order.iter().copied().filter(there).collect();
+        // Which are free is known when the log was read.
+        self.log.free.clear();
     }
 
     /// Drops the clean copies that went with a device. `None`: something else was there, too.
