@@ -186,7 +186,10 @@ fn waits_for_what_is_dirty() -> Result<()> {
     let lost = || -> Option<u64> {
         let shown = hearth.ok(&["disk", "show", "d", "--json"]).ok()?;
         let disk: Value = serde_json::from_str(&shown).ok()?;
-        disk["lost"].as_array().map(|lost| lost.len() as u64).filter(|lost| *lost > 0)
+        disk["lost"]
+            .as_array()
+            .map(|lost| lost.len() as u64)
+            .filter(|lost| *lost > 0)
     };
     wait::until("what is lost is listed", LIMIT, lost).with_context(|| hearth.log())?;
     wait::until("it says what it waits for", LIMIT, || {
@@ -203,4 +206,71 @@ fn waits_for_what_is_dirty() -> Result<()> {
     })
     .with_context(|| hearth.log())?;
     is_warm(&hearth, "still")
+}
+
+/// Stopped in order with nothing dirty, and started without the second device: the first goes on with what it holds. The other one is too old
+/// from then on.
+#[test]
+fn a_start_goes_on_without_a_device_that_held_clean_copies_only() -> Result<()> {
+    let (mut hearth, second) = two()?;
+    warm(&hearth, "still")?;
+    hearth.stop()?;
+    let away = second.with_extension("away");
+    std::fs::rename(&second, &away)?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(devices(&hearth)? == 1, "{}", hearth.log());
+    ensure!(
+        hearth
+            .log()
+            .contains("second.img is missing, and held nothing but"),
+        "{}",
+        hearth.log()
+    );
+    let kept = cached(&hearth, "still")?;
+    ensure!(kept > 0 && kept < SIZE, "{kept} bytes are cached");
+    is_warm(&hearth, "still")?;
+    hearth.stop()?;
+    std::fs::rename(&away, &second)?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(devices(&hearth)? == 1, "what is too old is used");
+    is_warm(&hearth, "still")
+}
+
+/// With something dirty on flash, nothing is given up unasked: the device may be back.
+#[test]
+fn a_start_waits_for_a_device_if_anything_is_dirty() -> Result<()> {
+    let (mut hearth, second) = two()?;
+    warm(&hearth, "still")?;
+    let origin = blank(&hearth, "o.img")?;
+    // Nothing of it reaches its origin.
+    hearth.add("d", &format!("fault=eio-write:{}", path(&origin)), &[])?;
+    let mut client = hearth.connect("d")?;
+    client.write(0, &[7; BLOCK])?;
+    client.flush()?;
+    drop(client);
+    hearth.stop()?;
+    let away = second.with_extension("away");
+    std::fs::rename(&second, &away)?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(
+        hearth.log().contains("cannot go on without it"),
+        "{}",
+        hearth.log()
+    );
+    ensure!(hearth.connect("d").is_err(), "a stale disk is served");
+    let plain = std::fs::read(hearth.dir().join("still.img"))?;
+    let mut client = hearth.connect("still")?;
+    ensure!(client.read(0, MIB as u32)? == plain[..MIB as usize]);
+    drop(client);
+    hearth.stop()?;
+    std::fs::rename(&away, &second)?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(devices(&hearth)? == 2, "{}", hearth.log());
+    wait::until("the dirty disk is served again", LIMIT, || {
+        hearth.connect("d").ok()
+    })
+    .with_context(|| hearth.log())?;
+    let mut client = hearth.connect("d")?;
+    ensure!(client.read(0, BLOCK as u32)? == [7; BLOCK]);
+    Ok(())
 }

@@ -152,6 +152,7 @@ impl Daemon {
         let limit = if ended { IDLE_TIME } else { Duration::ZERO };
         let at_rest = || self.engine.idle().then_some(());
         let idle = self.bell.wait(limit, PACE, at_rest).is_some();
+        self.settle_without();
         let ended = self.reactors.stop() && ended;
         // Whatever that operation, or a thread left behind, is in the middle of must not be vouched
         // for.

@@ -97,15 +97,24 @@ impl Daemon {
         Ok(())
     }
 
-    /// Everything is at rest: closes the pool so that it can go on without a device. False: that is not wanted, or cannot be.
+    /// Clients are at rest: if the pool is to go on without a device, waits until the origins have everything durably. That takes data
+    /// threads.
+    pub(super) fn settle_without(&self) {
+        if let Some(device) = self.reshaping.without() {
+            let ready = || self.is_ready_without(device).then_some(());
+            self.bell.wait(SETTLE_TIME, SETTLE_PACE, ready);
+        }
+    }
+
+    fn is_ready_without(&self, device: u16) -> bool {
+        let failed = self.engine.failed_alone();
+        failed.is_some_and(|f| f.device == device && f.hindrance.is_none())
+    }
+
+    /// Everything is at rest: closes the pool so that it can go on without a device. None: that is not wanted, or cannot be.
     pub(super) fn close_without(&self) -> Option<Result<()>> {
         let device = self.reshaping.without()?;
-        let ready = || {
-            let failed = self.engine.failed_alone();
-            let ready = failed.is_some_and(|f| f.device == device && f.hindrance.is_none());
-            ready.then_some(())
-        };
-        if self.bell.wait(SETTLE_TIME, SETTLE_PACE, ready).is_none() {
+        if !self.is_ready_without(device) {
             let failed = self.engine.failed_alone();
             tracing::error!(
                 "cannot go on without a flash device: {}",

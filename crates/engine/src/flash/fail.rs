@@ -86,6 +86,10 @@ impl<U: Users> FlashDevice<U> {
     pub fn read_failed(&mut self, now: u64) {
         if self.read_errors.len() > READ_ERRORS_MAX {
             self.full = false;
+            for place in std::mem::take(&mut self.read_errors) {
+                let (device, _) = self.devices.spread().place(place);
+                self.devices.failing.blame(device);
+            }
             self.fail(now);
         }
     }

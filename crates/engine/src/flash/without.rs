@@ -19,8 +19,8 @@ use hearth_io::{IoDone, OpKind};
 pub(crate) struct Failing {
     /// Bit `n`: what was asked of device `n` last, and changes something, failed.
     now: u64,
-    /// Those that do not come back, since flash was given up for them.
-    kept: u64,
+    /// Flash was given up: those that did when that was, or have since.
+    kept: Option<u64>,
 }
 
 fn bit(device: u16) -> u64 {
@@ -44,31 +44,31 @@ impl Failing {
     /// A device is known to fail.
     pub fn blame(&mut self, device: u16) {
         self.now |= bit(device);
-        if self.kept != 0 {
-            self.kept |= bit(device);
+        if let Some(kept) = &mut self.kept {
+            *kept |= bit(device);
         }
     }
 
     /// Flash is given up for those that fail now.
     pub fn keep(&mut self) {
-        self.kept = self.now;
+        self.kept = Some(self.now);
     }
 
     /// The only one that does, if it is not the first.
     pub fn only(&self) -> Option<u16> {
-        let only = self.kept.is_power_of_two().then_some(self.kept);
+        let only = self.kept.filter(|kept| kept.is_power_of_two());
         let device = only?.trailing_zeros() as u16;
         (device > 0).then_some(device)
     }
 
     /// Is any device left out?
     pub fn is_any_left_out(&self) -> bool {
-        self.kept & !1 != 0
+        self.kept.unwrap_or(0) & !1 != 0
     }
 
     /// Is this one not asked for a flush of what stands on the first? That one cannot be left out.
     pub fn is_left_out(&self, device: u16) -> bool {
-        device > 0 && self.kept & bit(device) != 0
+        device > 0 && self.kept.unwrap_or(0) & bit(device) != 0
     }
 }
 
@@ -119,6 +119,10 @@ mod tests {
         // Another one fails after flash was given up.
         failing.blame(2);
         assert_eq!(failing.only(), None);
+        // It is found out later which one it was.
+        let mut late = blamed(&[]);
+        late.blame(1);
+        assert_eq!(late.only(), Some(1));
         assert!(failing.is_left_out(1) && !failing.is_left_out(0));
     }
 }

@@ -84,7 +84,10 @@ fn check_rest(lead: &Superblock, others: &[Superblock], place: usize) -> Result<
     let current = [lead.stamp, lead.next_stamp];
     for (at, (sb, entry)) in others.iter().zip(list.iter().skip(1)).enumerate() {
         if sb.pool != lead.pool || sb.device != entry.device || !current.contains(&sb.stamp) {
-            return Err((at + 1, unfit("it is not the device that is listed, or older")));
+            return Err((
+                at + 1,
+                unfit("it is not the device that is listed, or older"),
+            ));
         }
     }
     Ok(())

@@ -24,7 +24,11 @@ impl World<'_> {
             return Ok(false);
         };
         // Another one may have died since.
-        if self.flash.dead().is_some_and(|dead| dead != usize::from(device)) {
+        if self
+            .flash
+            .dead()
+            .is_some_and(|dead| dead != usize::from(device))
+        {
             return Ok(false);
         }
         // Choices of its own, so that the rest of a seed is as it was.
@@ -47,7 +51,10 @@ impl World<'_> {
         let listed = self.list_without(usize::from(device), &mut rng)?;
         self.reopen()?;
         let cached = self.subject()?.cached_blocks();
-        trace!(self, "{kept} blocks were to be kept, and {cached} are cached");
+        trace!(
+            self,
+            "{kept} blocks were to be kept, and {cached} are cached"
+        );
         // A start that was cut off behind the point where it went on has left a log.
         if listed && kept > 0 && self.subject()?.from_checkpoint() {
             if cached == 0 {
@@ -108,7 +115,10 @@ impl World<'_> {
         let tripped = meter.tripped();
         drop(media);
         self.check_media()?;
-        trace!(self, "CLOSED without device {device}: {closed:?}, cut off: {tripped}");
+        trace!(
+            self,
+            "CLOSED without device {device}: {closed:?}, cut off: {tripped}"
+        );
         if tripped {
             self.paths.note(Event::StopCutOff);
             self.crash();
