@@ -574,6 +574,7 @@ pub(crate) mod show;
 #[cfg(test)]
 mod tests;
 mod told;
+pub(crate) mod without;
 
 pub use change::{Change, change};
 pub use create::{DeviceAt, create_several};

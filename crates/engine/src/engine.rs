@@ -8,6 +8,7 @@ mod disks;
 mod open;
 mod report;
 mod sample;
+mod without;
 
 use crate::api::{Effects, FlashFault, Request};
 use crate::core::Core;
@@ -20,6 +21,7 @@ pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use report::{DiskStatus, OrderStatus};
 pub use sample::Owed;
+pub use without::{FailedAlone, Hindrance, LeftWithout};
 
 /// The cache engine of one pool.
 pub struct Engine {

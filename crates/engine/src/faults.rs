@@ -20,6 +20,9 @@ pub enum Fault {
     FlushForgetsDiscards,
     /// Drop what is dirty on a device that is emptied as if it were clean.
     EmptyForgetsDirty,
+    /// After a device was lost, believe what the log on the others says of the time before: an older copy there, although what took its
+    /// place was on the lost one.
+    BelieveBelowFloor,
     /// Free what a device that is emptied holds before it is durable elsewhere.
     EmptyForgetsFlush,
     /// Use an area's segments for the log before the area is given back durably.
@@ -265,7 +268,8 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 85] = [
+    pub const BY_WORLDS: [Fault; 86] = [
+        Fault::BelieveBelowFloor,
         Fault::ClosedInOnePiece,
         Fault::HeadsSwapped,
         Fault::AgainUntold,

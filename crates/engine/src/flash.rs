@@ -22,3 +22,4 @@ mod survey;
 #[cfg(test)]
 mod tests;
 pub(crate) mod twice;
+pub(crate) mod without;

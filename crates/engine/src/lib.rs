@@ -30,8 +30,8 @@ pub use api::FlashFault;
 pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{
-    AreaRefused, ControlError, DiskStatus, Emptying, Engine, KnownDisk, OpenError, OpenReport,
-    OpenedFrom, OrderStatus, Owed,
+    AreaRefused, ControlError, DiskStatus, Emptying, Engine, FailedAlone, Hindrance, KnownDisk,
+    LeftWithout, OpenError, OpenReport, OpenedFrom, OrderStatus, Owed,
 };
 pub use flash::checkpoint::CheckpointError;
 pub use flash::durable::FLUSH_AFTER_BYTES;

@@ -155,6 +155,9 @@ kinds! {
     /// A blank device has taken the place of flash that is gone.
     "flash-adopted" Notice FlashAdopted { flash: String, lost: u64 }
         "{flash} has taken the place of flash that is gone, and the cache fills again; {lost} disks had something on the old one that their origins lack"
+    /// One of several flash devices failed, and the pool goes on with what the others hold.
+    "flash-device-left" Error FlashDeviceLeft { device: String, kept_bytes: u64 }
+        "flash device {device} is lost: the pool goes on without it, with {kept_bytes} bytes cached on the others; put another one in with `hearth pool add-flash`"
     /// There is less flash than is kept for disks in all: each keeps its part of its minimum.
     "shares-scaled" Warning SharesScaled { wanted_bytes: u64, kept_bytes: u64, percent: u64 }
         "{wanted_bytes} bytes of flash are to be kept for disks, and {kept_bytes} can be: each disk keeps {percent} % of its minimum; give the pool more flash, or lower --min"

@@ -27,6 +27,9 @@ use hearth_io::{BLOCK, Media};
 use uuid::Uuid;
 
 mod halves;
+mod lost;
+
+pub use lost::go_on_without;
 
 pub use halves::{can_lose, other_half, replace_half};
 

@@ -558,7 +558,7 @@ impl Superblock {
     }
 
     /// The superblock of another device of the pool whose first has this one, to take the place of `old` there.
-    fn of_member(&self, place: u16, old: &Superblock, stamp: u64) -> Superblock {
+    pub(crate) fn of_member(&self, place: u16, old: &Superblock, stamp: u64) -> Superblock {
         Superblock {
             copy: old.copy,
             generation: old.generation,

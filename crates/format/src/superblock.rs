@@ -26,7 +26,8 @@ pub const INCOMPAT_KNOWN: u64 = INCOMPAT_AREAS
     | INCOMPAT_TWICE
     | INCOMPAT_CHANGED
     | INCOMPAT_ORDER
-    | INCOMPAT_HEADS;
+    | INCOMPAT_HEADS
+    | INCOMPAT_FLOOR;
 /// Segments may be set aside for something that is no part of the log ([`crate::areas`]).
 pub const INCOMPAT_AREAS: u64 = 1 << 0;
 /// The [segment map](crate::map) says which segments count.
@@ -42,6 +43,9 @@ pub const INCOMPAT_CHANGED: u64 = 1 << 5;
 pub const INCOMPAT_ORDER: u64 = 1 << 6;
 /// Batches of several segments that are written at once follow one another.
 pub const INCOMPAT_HEADS: u64 = 1 << 7;
+/// A device was lost with what it held, and the pool has gone on without it: segments below
+/// [`log_floor`](Superblock::log_floor) count where a checkpoint tells of them, and in no log that is read.
+pub const INCOMPAT_FLOOR: u64 = 1 << 8;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.
@@ -123,7 +127,7 @@ pub struct Superblock {
     /// How the pool was left.
     pub state: PoolState,
     /// Segments numbered below this do not count, whatever the log says; 0: the log alone says it. Of pools
-    /// without a [map](crate::map).
+    /// without a [map](crate::map), and of those that have gone on [without a device](INCOMPAT_FLOOR).
     pub log_floor: u64,
     /// Clean copies in segments numbered below this do not count; dirty blocks there do.
     pub clean_floor: u64,
@@ -173,6 +177,14 @@ impl Superblock {
     /// The pool's tag in batches, summaries and checkpoints.
     pub fn pool_tag(&self) -> u64 {
         pool_tag(&self.pool)
+    }
+
+    /// Segments numbered below this count in a checkpoint only; 0: there are none.
+    pub fn floor_of_log(&self) -> u64 {
+        match self.incompat & INCOMPAT_FLOOR {
+            0 => 0,
+            _ => self.log_floor,
+        }
     }
 
     /// True if a feature this version does not know forbids changing the pool.

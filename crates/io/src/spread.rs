@@ -490,6 +490,8 @@ pub struct Joined<M> {
     spread: Spread,
     devices: Vec<M>,
     waits: bool,
+    /// Failed for good: not flushed.
+    left_out: Option<u16>,
 }
 
 impl<M: Media> Joined<M> {
@@ -500,6 +502,16 @@ impl<M: Media> Joined<M> {
             spread,
             devices,
             waits: false,
+            left_out: None,
+        }
+    }
+
+    /// The same where nothing is there twice, and one of them has failed for good: a flush is one of the others. Nothing on
+    /// it is to be read or written.
+    pub fn without(self, device: u16) -> Joined<M> {
+        Joined {
+            left_out: Some(device),
+            ..self
         }
     }
 
@@ -664,7 +676,7 @@ impl<M: Media> Media for Joined<M> {
 
     fn flush(&mut self) -> io::Result<()> {
         for n in 0..self.devices.len() as u16 {
-            if self.spread.is_there(n) {
+            if self.spread.is_there(n) && self.left_out != Some(n) {
                 let flushed = self.device(usize::from(n))?.flush();
                 flushed.or_else(|e| self.failed(n, e))?;
             }

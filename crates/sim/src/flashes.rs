@@ -127,6 +127,11 @@ impl Flashes {
         !self.are_twice() && self.devices.iter().any(SimDevice::is_dead)
     }
 
+    /// Which one is.
+    pub fn dead(&self) -> Option<usize> {
+        self.devices.iter().position(SimDevice::is_dead)
+    }
+
     /// One of them dies.
     pub fn kill(&mut self) {
         if let Some(device) = self.some() {

@@ -12,6 +12,7 @@ mod changes;
 mod ends;
 mod reckoning;
 mod trouble;
+mod without;
 
 use crate::content::SECTOR;
 use crate::model::End;
@@ -48,6 +49,13 @@ impl World<'_> {
             self.live(requests)?;
             if life == lives {
                 break;
+            }
+            if self.go_on_without()? {
+                self.check_origins()?;
+                if self.rng.chance(self.profile.verify, 100) {
+                    self.verify()?;
+                }
+                continue;
             }
             let returns = self.rng.chance(self.profile.revival, 100);
             if self.flash.is_dead() && !returns {

@@ -68,6 +68,8 @@ events! {
     Scrubbed: "a mirror is scrubbed to its end while it is used",
     FlashReplaced: "all flash is lost, and another device takes its place",
     ServedWithoutFlash: "a disk that was known to be whole is served after its flash was lost",
+    WentOn: "a flash device is lost, and the pool goes on without it",
+    WarmWithout: "what the other flash devices hold is cached as before",
     NotKnownWhole: "a disk that was not known to be whole goes with its flash",
 }
 

@@ -8,7 +8,7 @@ use hearth_engine::api::{
     DiskConfig, DiskId, Effects, ExtentState, Home, Mode, OriginState, Request,
 };
 use hearth_engine::faults::{Fault, Faults};
-use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, Upto};
+use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenedFrom, Upto};
 use hearth_format::areas::AreaPlace;
 use hearth_format::change::{self, Newcomer};
 use hearth_format::devices::{judge, judge_twice};
@@ -252,6 +252,17 @@ impl Maker for Real {
         }
     }
 
+    fn go_on_without(&self, mut devices: Vec<SimMedia<'_>>, place: usize) -> Result<(), String> {
+        let first = devices.first_mut().ok_or("there is no device")?;
+        // The floor was raised when it was closed.
+        let floor = Superblock::load(first)
+            .map_err(|e| e.to_string())?
+            .floor_of_log();
+        let gone = change::go_on_without(&mut devices, place, floor);
+        gone.map(drop)
+            .map_err(|(place, e)| format!("device {place}: {e}"))
+    }
+
     fn is_pool(&self, devices: &mut [SimMedia<'_>], list: &[usize]) -> bool {
         let found = list.iter().map(|i| {
             let media = devices.get_mut(*i)?;
@@ -306,6 +317,7 @@ impl Maker for Real {
             engine,
             uncounted: self.uncounted,
             dropped: report.dropped,
+            from_checkpoint: report.from == OpenedFrom::Checkpoint,
         }))
     }
 }
@@ -350,6 +362,7 @@ struct RealSubject {
     engine: Engine,
     uncounted: bool,
     dropped: Vec<DiskId>,
+    from_checkpoint: bool,
 }
 
 fn text(e: impl std::fmt::Display) -> String {
@@ -519,6 +532,25 @@ impl Subject for RealSubject {
     }
     fn gave_up_flash(&self) -> bool {
         self.engine.pool_stats().flash_failed
+    }
+    fn failed_alone(&self) -> Option<u16> {
+        self.engine.failed_alone().map(|failed| failed.device)
+    }
+    fn hindered(&self) -> bool {
+        let failed = self.engine.failed_alone();
+        failed.is_none_or(|failed| failed.hindrance.is_some())
+    }
+    fn kept_without(&self) -> u64 {
+        self.engine.failed_alone().map_or(0, |f| f.kept_blocks)
+    }
+    fn close_without(self: Box<Self>, media: &mut dyn Media) -> Result<(), String> {
+        self.engine.close_without(media).map_err(text)
+    }
+    fn from_checkpoint(&self) -> bool {
+        self.from_checkpoint
+    }
+    fn cached_blocks(&self) -> u64 {
+        self.engine.pool_stats().cached_blocks
     }
     fn failure_is_unnoted(&self) -> bool {
         self.engine.pool_stats().flash_unnoted

@@ -120,7 +120,7 @@ impl World<'_> {
     }
 
     /// Leaves the devices that are the pool now, after looking that the others are not.
-    fn look_which(&mut self, before: &[usize], after: &[usize], done: bool) -> Outcome {
+    pub(crate) fn look_which(&mut self, before: &[usize], after: &[usize], done: bool) -> Outcome {
         let maker = self.maker;
         for again in [true, false] {
             let (mut media, _) = self.flash.media(None);

@@ -171,6 +171,30 @@ pub trait Subject {
     }
     /// Says that the next start will know from elsewhere that flash was given up.
     fn failure_is_noted_elsewhere(&self, _now_ns: u64, _effects: &mut Effects) {}
+    /// The flash device that failed alone, if the pool could go on without it.
+    fn failed_alone(&self) -> Option<u16> {
+        None
+    }
+    /// Is there something that keeps it from that?
+    fn hindered(&self) -> bool {
+        true
+    }
+    /// Blocks cached on the others.
+    fn kept_without(&self) -> u64 {
+        0
+    }
+    /// A clean stop after which the pool goes on without that device.
+    fn close_without(self: Box<Self>, _media: &mut dyn Media) -> Result<(), String> {
+        Err("this subject needs all of its devices".into())
+    }
+    /// Did it find what a clean stop had left?
+    fn from_checkpoint(&self) -> bool {
+        false
+    }
+    /// Blocks cached on flash.
+    fn cached_blocks(&self) -> u64 {
+        0
+    }
     /// Internal state worth seeing when something went wrong.
     fn describe(&self) -> String {
         String::new()
@@ -208,6 +232,10 @@ pub trait Maker: Sync {
         _what: Reshape,
         _seed: u64,
     ) -> Result<(), String> {
+        Err("this subject's devices stay".into())
+    }
+    /// Takes a device out of the pool that is lost, and was closed for that. `devices` are the others in their order.
+    fn go_on_without(&self, _devices: Vec<SimMedia<'_>>, _place: usize) -> Result<(), String> {
         Err("this subject's devices stay".into())
     }
     /// Are these of the devices, in this order, the pool?

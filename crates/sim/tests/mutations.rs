@@ -81,7 +81,10 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::EpochUnmarked
         | Fault::OrderToldEarly
         | Fault::FuaEndsNothing => "ordered",
-        Fault::FlushOneDevice | Fault::FlushEndsEarly | Fault::FlushForgetsOne => "devices-fail",
+        Fault::FlushOneDevice
+        | Fault::FlushEndsEarly
+        | Fault::FlushForgetsOne
+        | Fault::BelieveBelowFloor => "devices-fail",
         Fault::SecondHalfUnflushed => "twice-fail",
         _ => "mixed",
     }

@@ -34,6 +34,8 @@ const ROOM_TIME: Duration = Duration::from_secs(2);
 const GIVE_UP_TIME: Duration = Duration::from_secs(5);
 /// How often is looked whether disks have nothing left on flash that is given up.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
+/// Least time between two tries to go on without a device that failed.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
 /// A stop that empties the flash gives up after so long without any progress.
 const EMPTY_STALL: Duration = Duration::from_secs(30);
 /// How often it looks at most, and how often it says how far it is.
@@ -74,6 +76,12 @@ struct State {
     marking: bool,
     /// It could not be, and that was said.
     unmarked: bool,
+    /// Of which disks the records were voided because flash was given up: from which segment on they counted, and count.
+    settled: Vec<(DiskId, u64, u64)>,
+    /// The pool could go on without a device that failed, and why it does not.
+    waits: Option<Error>,
+    /// When that is tried again.
+    tried_at: Option<Instant>,
 }
 
 /// The flash file is being looked at, until dropped.
@@ -107,6 +115,30 @@ impl FlashWatch {
             exit_when_room,
             state: Mutex::default(),
         }
+    }
+
+    /// Of which disks the records were voided, and how they were before.
+    pub(super) fn settled(&self) -> Vec<(DiskId, u64, u64)> {
+        lock(&self.state).settled.clone()
+    }
+
+    /// Is it time to try to go on without a device?
+    pub(super) fn may_try(&self) -> bool {
+        let mut state = lock(&self.state);
+        let soon = state.tried_at.is_some_and(|at| at.elapsed() < TRY_AGAIN);
+        if !soon {
+            state.tried_at = Some(Instant::now());
+        }
+        !soon
+    }
+
+    /// Why the pool does not go on without a device by itself.
+    pub(super) fn set_waits(&self, why: Option<Error>) {
+        lock(&self.state).waits = why;
+    }
+
+    pub(super) fn waits(&self) -> Option<Error> {
+        lock(&self.state).waits.clone()
     }
 
     /// What is to be said of where the flash lies.
@@ -176,6 +208,7 @@ impl Daemon {
         let flash = lock(&self.pool).flash().clone();
         let off = self.cache_is_off();
         let (mut gone, mut moved, mut lacks) = (None, None, off.then_some(0u64));
+        let mut blamed = Vec::new();
         let mut files = 0;
         let files_of = (0..).zip(flash.iter());
         for (place, file) in files_of.filter_map(|(n, device)| Some((n, device.file()?))) {
@@ -199,6 +232,7 @@ impl Daemon {
                 flash.suspect(place);
                 continue;
             }
+            blamed.extend(verdict.is_some().then_some(place));
             gone = gone.or(verdict);
             moved = moved.or_else(|| misplaced(file.path(), &now));
             lacks = match lacks {
@@ -223,6 +257,7 @@ impl Daemon {
         let Some((how, fault)) = news else { return };
         state.gone = Some(how);
         drop(state);
+        blamed.into_iter().for_each(|n| self.engine.blame_device(n));
         self.give_flash_up(fault);
     }
 
@@ -319,6 +354,7 @@ impl Daemon {
             .filter_map(|n| Some(paths.get(usize::from(*n))?.display().to_string()))
             .collect();
         let on = "the disks go on from their origins, without a cache";
+        let without = self.without_notice();
         let mut notices = Vec::new();
         if !lost.is_empty() && stats.flash_fault.is_none() {
             notices.push(format!(
@@ -330,6 +366,10 @@ impl Daemon {
         }
         match stats.flash_fault {
             None => {}
+            Some(_) if without.is_some() => {
+                let why = gone.map_or_else(String::new, |how| format!("{how}: "));
+                notices.push(format!("{why}{}; until then {on}", without.unwrap_or_default()));
+            }
             Some(FlashFault::Leaving) => notices.push(format!(
                 "{}: {on}, and what is dirty is being written to them; wait for that, then stop the \
                  daemon and create a new pool; until it stops, the old file can be copied from \
@@ -393,6 +433,7 @@ impl Daemon {
         if self.cache_is_off() {
             self.room_round();
             self.note_beside_flash();
+            self.go_on_round();
             let now = Instant::now();
             let mut state = lock(&self.flash.state);
             if state.settle_at.is_some_and(|at| now < at) {
@@ -548,16 +589,24 @@ impl Daemon {
         if done.is_empty() {
             return;
         }
-        let noted = lock(&self.pool).change_or_keep(|registry| {
-            for (id, seq) in &done {
+        let mut pool = lock(&self.pool);
+        let before = done.iter().filter_map(|(id, seq)| {
+            let since = pool.record(*id)?.since_seq;
+            Some((*id, since, since.max(*seq)))
+        });
+        let mut settled: Vec<(DiskId, u64, u64)> = before.collect();
+        let noted = pool.change_or_keep(|registry| {
+            for (id, _, since) in &settled {
                 if let Some(record) = registry.by_id_mut(*id) {
-                    record.since_seq = record.since_seq.max(*seq);
+                    record.since_seq = *since;
                 }
             }
             Ok(())
         });
+        drop(pool);
         match noted {
             Ok(()) => {
+                lock(&self.flash.state).settled.append(&mut settled);
                 let mut disks = self.disks.lock();
                 for (id, _) in &done {
                     if let Some(slot) = disks.by_id_mut(*id) {

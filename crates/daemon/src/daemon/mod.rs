@@ -37,6 +37,7 @@ mod swap;
 mod trouble;
 mod upgrade;
 mod watch;
+mod without;
 mod workload;
 
 use std::collections::BTreeSet;
@@ -579,11 +580,11 @@ fn no_thread(e: std::io::Error) -> Error {
 
 /// Opens the pool to be served; if its flash is gone and it is known beside it, without: then with the reason.
 fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degraded>)> {
-    let flash = &options.flash;
+    let mut flash = options.flash.clone();
     let begin = Instant::now();
     let late = |p: &&PathBuf| p.starts_with("/dev") && !p.exists();
     loop {
-        let failed = match Pool::open_for_service(flash, state_dir) {
+        let failed = match Pool::open_for_service(&flash, state_dir) {
             // What the pool is served without once is not used again.
             Ok((pool, _))
                 if pool.flash().misses_one()
@@ -609,7 +610,20 @@ fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degrad
             std::thread::sleep(FLASH_PACE);
             continue;
         }
-        return match Pool::without_flash(state_dir, flash)? {
+        match crate::pool::without::go_on(&flash) {
+            Ok(None) => {}
+            Ok(Some(rest)) => {
+                tracing::error!("{}", rest.words);
+                options.events.tell(Event::FlashDeviceLeft {
+                    device: rest.device,
+                    kept_bytes: rest.kept_blocks * BLOCK,
+                });
+                flash = rest.flash;
+                continue;
+            }
+            Err(e) => tracing::error!("{e}"),
+        }
+        return match Pool::without_flash(state_dir, &flash)? {
             None => Err(failed),
             Some((pool, why)) => Ok((pool, Some(Degraded::gone(why)))),
         };

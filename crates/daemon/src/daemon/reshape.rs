@@ -26,7 +26,7 @@ use crate::pool::change::{self, Change, Ready};
 use crate::pool::{CreateOptions, DeviceAt, Pool};
 
 /// The program that goes on is the one that runs, wherever its file has gone.
-const OURSELVES: &str = "/proc/self/exe";
+pub(super) const OURSELVES: &str = "/proc/self/exe";
 /// How often is looked how far a device is emptied.
 const LOOK: Duration = Duration::from_millis(50);
 /// A device is copied while it is written to: so often all that was changed meanwhile is copied once more, at most.
@@ -102,6 +102,8 @@ struct Inner {
     job: Option<Job>,
     /// All is done that can be done before the pool is closed.
     ready: Option<Ready>,
+    /// A device that failed, without which the pool is to go on.
+    without: Option<u16>,
 }
 
 /// The change that is under way: of the devices, or of an area beside the log ([`super::areas`]).
@@ -169,6 +171,15 @@ impl Reshaping {
             (job.done, job.total) = (done, total);
         }
         !self.called_off.load(Ordering::Relaxed)
+    }
+
+    /// The pool is to go on without this device, which failed.
+    pub(super) fn set_without(&self, device: u16) {
+        self.lock().without = Some(device);
+    }
+
+    pub(super) fn without(&self) -> Option<u16> {
+        self.lock().without
     }
 
     /// Nothing is in flight any more, and all is durable.
@@ -269,6 +280,12 @@ impl Daemon {
     pub(super) fn change_flash(self: &Arc<Daemon>, request: &FlashChange) -> Result<FlashState> {
         let (what, options) = understood(request)?;
         self.not_stopping()?;
+        if self.cache_is_off()
+            && let Change::Remove { old } = &what
+        {
+            self.remove_failed(old, request.yes)?;
+            return Ok(self.flash_state());
+        }
         if self.cache_is_off() {
             return Err(Error::refused(
                 "the pool is served without its flash",
@@ -546,6 +563,18 @@ impl Daemon {
     /// The pool is closed: makes the change that is ready, if one is. What the list of devices is then, and why it is the one before,
     /// if it is.
     pub(crate) fn finish_reshaping(&self) -> Option<(Vec<PathBuf>, String)> {
+        let without = self.reshaping.lock().without.take();
+        if let Some(device) = without {
+            let at_rest = self.reshaping.at_rest.load(Ordering::Relaxed);
+            let as_before = || {
+                let why = "cannot go on without a flash device; see the log for why";
+                (lock(&self.pool).paths(), why.to_owned())
+            };
+            return Some(match at_rest {
+                true => self.finish_without(device),
+                false => as_before(),
+            });
+        }
         let mut ready = self.reshaping.lock().ready.take()?;
         let pool = lock(&self.pool);
         let words = ready.words();

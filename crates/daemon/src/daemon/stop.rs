@@ -152,11 +152,16 @@ impl Daemon {
         let limit = if ended { IDLE_TIME } else { Duration::ZERO };
         let at_rest = || self.engine.idle().then_some(());
         let idle = self.bell.wait(limit, PACE, at_rest).is_some();
+        self.settle_without();
         let ended = self.reactors.stop() && ended;
         // Whatever that operation, or a thread left behind, is in the middle of must not be vouched
         // for.
         let clean = idle && ended && still;
-        let closed = if clean {
+        let without = clean.then(|| self.close_without()).flatten();
+        let goes_on = without.is_some();
+        let closed = if let Some(closed) = without {
+            closed
+        } else if clean {
             let mut media = lock(&self.pool).flash().joined();
             self.engine.close(&mut media).map_err(|e| {
                 let why = e.fault().within("cannot close the pool cleanly");
@@ -182,15 +187,16 @@ impl Daemon {
                 "the next start reads the log instead; nothing flushed is lost",
             ))
         };
-        if closed.is_ok() {
+        if closed.is_ok() && (goes_on || self.reshaping.without().is_none()) {
             self.reshaping.set_at_rest();
         }
-        let promised = if clean { self.promise() } else { Ok(()) };
+        let off = self.cache_is_off() && !goes_on;
+        let promised = if clean { self.promise(off) } else { Ok(()) };
         if clean {
             self.note_whole_at_rest();
             self.note_lost_at_rest();
         }
-        let outcome = if clean && self.cache_is_off() {
+        let outcome = if clean && off {
             self.end_without_flash(closed.and(promised))
         } else {
             closed.and(promised)
@@ -259,8 +265,8 @@ impl Daemon {
     }
 
     /// Records what the origins look like now that nobody writes them any more.
-    fn promise(&self) -> Result<()> {
-        let off = self.cache_is_off();
+    /// With the cache `off` nothing on flash is promised that may be older.
+    fn promise(&self, off: bool) -> Result<()> {
         if off {
             self.settle_left_disks();
         }

@@ -18,6 +18,21 @@ impl Daemon {
     fn plan(&self, request: &UpgradeRequest) -> Result<(PathBuf, UpgradePlan)> {
         let program = upgrade::check_program(&request.program)?;
         self.not_stopping()?;
+        self.check_stuck()?;
+        let answer = probe::ask(&program, &upgrade::own_arguments())?;
+        let (at_risk, carried) = self.clients_at_risk();
+        let plan = UpgradePlan {
+            program: request.program.clone(),
+            from: upgrade::VERSION.to_owned(),
+            to: answer.version,
+            generation: self.succession.state().generation,
+            carried,
+            at_risk,
+        };
+        Ok((program, plan))
+    }
+
+    fn check_stuck(&self) -> Result<()> {
         // A thread that hangs in the kernel would keep this process from becoming another program.
         if let Some(stuck) = lock(&self.stuck).first() {
             return Err(Error::unavailable(
@@ -28,7 +43,11 @@ impl Daemon {
                 "see whether an origin's device or mount, or the flash, hangs",
             ));
         }
-        let answer = probe::ask(&program, &upgrade::own_arguments())?;
+        Ok(())
+    }
+
+    /// Clients that would have to connect again, and how many connections would go over.
+    fn clients_at_risk(&self) -> (Vec<ClientAtRisk>, u64) {
         let mut at_risk = Vec::new();
         let (mut all, mut lost) = (0, 0);
         for (name, slot) in self.disks.lock().iter() {
@@ -51,15 +70,7 @@ impl Daemon {
                 });
             }
         }
-        let plan = UpgradePlan {
-            program: request.program.clone(),
-            from: upgrade::VERSION.to_owned(),
-            to: answer.version,
-            generation: self.succession.state().generation,
-            carried: all.saturating_sub(lost),
-            at_risk,
-        };
-        Ok((program, plan))
+        (at_risk, all.saturating_sub(lost))
     }
 
     /// What an upgrade would do.
@@ -92,25 +103,15 @@ impl Daemon {
     /// What it would do, unless clients would lose their connections and nobody has said that they may.
     pub(super) fn check_risk(&self, request: &UpgradeRequest) -> Result<UpgradePlan> {
         let (_, plan) = self.plan(request)?;
-        if !plan.at_risk.is_empty() && !request.yes {
-            let mut named: Vec<String> = (plan.at_risk.iter().take(NAMED_MAX))
-                .map(|risk| {
-                    let client = crate::clients::sentence(std::slice::from_ref(&risk.client));
-                    format!("{client} on disk {}", risk.disk)
-                })
-                .collect();
-            if plan.at_risk.len() > NAMED_MAX {
-                named.push(format!("{} more", plan.at_risk.len() - NAMED_MAX));
-            }
-            return Err(Error::refused(
-                format!(
-                    "clients would have to connect again, and lose their disks if they do not: {}",
-                    named.join(", ")
-                ),
-                "see that they can, or stop them, and add --yes",
-            ));
-        }
+        refuse_at_risk(&plan.at_risk, request.yes)?;
         Ok(plan)
+    }
+
+    /// The same where this program goes on itself, with a pool that nobody can look at as it is.
+    pub(super) fn check_clients(&self, yes: bool) -> Result<()> {
+        self.not_stopping()?;
+        self.check_stuck()?;
+        refuse_at_risk(&self.clients_at_risk().0, yes)
     }
 
     /// Which program takes its place, and whose place it took.
@@ -135,4 +136,27 @@ impl Daemon {
             },
         });
     }
+}
+
+/// Refuses if clients would lose their connections and nobody has said that they may.
+fn refuse_at_risk(at_risk: &[ClientAtRisk], yes: bool) -> Result<()> {
+    if at_risk.is_empty() || yes {
+        return Ok(());
+    }
+    let mut named: Vec<String> = (at_risk.iter().take(NAMED_MAX))
+        .map(|risk| {
+            let client = crate::clients::sentence(std::slice::from_ref(&risk.client));
+            format!("{client} on disk {}", risk.disk)
+        })
+        .collect();
+    if at_risk.len() > NAMED_MAX {
+        named.push(format!("{} more", at_risk.len() - NAMED_MAX));
+    }
+    Err(Error::refused(
+        format!(
+            "clients would have to connect again, and lose their disks if they do not: {}",
+            named.join(", ")
+        ),
+        "see that they can, or stop them, and add --yes",
+    ))
 }

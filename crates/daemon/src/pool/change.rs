@@ -13,7 +13,7 @@ use hearth_format::change::{self, Copied, Newcomer};
 use hearth_format::superblock::Part;
 use hearth_format::{FormatError, Home, Superblock, Uuid};
 use hearth_io::beneath::beneath;
-use hearth_io::{BLOCK, BlockFile, Device, OpenMode};
+use hearth_io::{BLOCK, BlockFile, Device, OpenError, OpenMode};
 
 use crate::api::types::PoolInfo;
 use crate::beside::{self, Beside};
@@ -449,6 +449,25 @@ fn is_left_over(pool: &Pool, path: &Path) -> bool {
     found.pool == pool.superblock.pool && (lost || left)
 }
 
+/// True if a device is there, and does not even say what it is.
+fn cannot_be_asked(path: &Path) -> bool {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    match BlockFile::open(path, mode) {
+        Ok(file) => matches!(
+            Superblock::load_any(&mut Arc::new(Device::new(file))),
+            Err(FormatError::Io { .. } | FormatError::TruncatedDevice { .. })
+        ),
+        Err(OpenError::Open { source, .. }) => {
+            let dead = [libc::EIO, libc::ENXIO, libc::ENODEV, libc::ENOMEDIUM];
+            source.raw_os_error().is_some_and(|e| dead.contains(&e))
+        }
+        Err(_) => false,
+    }
+}
+
 /// What a device says of itself, if it can be read.
 fn superblock_at(path: &Path) -> Option<Superblock> {
     let mode = OpenMode {
@@ -522,6 +541,23 @@ pub(crate) fn carry_out(
         flash: paths,
         notices,
     })
+}
+
+/// The pool was closed so that it can go on without a device: takes that one off the list. Where the others are.
+pub(crate) fn go_on_without(pool: &Pool, place: u16) -> Result<Vec<PathBuf>> {
+    let mut paths = pool.paths();
+    let mut media: Vec<Arc<Device>> = pool.flash().iter().cloned().collect();
+    let at = usize::from(place);
+    if at == 0 || at >= media.len() {
+        return Err(Error::internal("a device is to go that is not there"));
+    }
+    drop(media.remove(at));
+    paths.remove(at);
+    let lead = media.first_mut().map(|first| Superblock::load(first));
+    let lead = lead.ok_or_else(devices::none_given)?;
+    let floor = lead.map_err(|e| failed(&paths, 0, &e))?.floor_of_log();
+    change::go_on_without(&mut media, at, floor).map_err(|(at, e)| failed(&paths, at, &e))?;
+    Ok(paths)
 }
 
 /// A new device, with its room and its name for good, and what it is called.
@@ -637,11 +673,12 @@ pub(crate) fn of_today(given: &[PathBuf], state_dir: &Path) -> Option<Vec<PathBu
         }
         today.push(path.clone());
     }
-    // Whatever else is given must have been of the pool, or was to be.
+    // Whatever else is given must have been of the pool, or was to be, or cannot be asked: a device without which it went on.
     let is_one = |path: &PathBuf| today.iter().any(|one| same(one, path));
     let is_noted = |path: &PathBuf| noted.split('\n').any(|noted| same(Path::new(noted), path));
     let was_one = |path: &PathBuf| {
-        is_noted(path) || gone(path) || superblock_at(path).is_some_and(|sb| sb.pool == pool)
+        let theirs = || superblock_at(path).is_some_and(|sb| sb.pool == pool);
+        is_noted(path) || gone(path) || theirs() || cannot_be_asked(path)
     };
     let all = given.iter().all(|path| is_one(path) || was_one(path));
     let other = today.len() != given.len() || !given.iter().all(is_one);

@@ -119,7 +119,7 @@ impl FlashDevices {
 
 /// What stands in the place of a device that is missing. Nothing is asked of it; if it is, it fails.
 #[derive(Debug)]
-struct Missing(String);
+pub(super) struct Missing(pub(super) String);
 
 impl Remote for Missing {
     fn name(&self) -> String {

@@ -697,8 +697,9 @@ impl Index {
     }
 
     /// Takes over what another index holds, of another number of slots. False: it holds something at slots that
-    /// there are not, or dirty blocks that nobody finds in it; then this one must not be used.
-    pub fn take_over(&mut self, other: &Index) -> bool {
+    /// there are not, or dirty blocks that nobody finds in it; then this one must not be used. If slots were `lost`, what was clean
+    /// there is left out.
+    pub fn take_over(&mut self, other: &Index, lost: bool) -> bool {
         for slot in 0..other.slots() {
             let Some(info) = other.slot(slot) else {
                 continue;
@@ -710,7 +711,10 @@ impl Index {
                 continue;
             }
             if slot >= self.slots() {
-                return false;
+                if info.dirty || !lost {
+                    return false;
+                }
+                continue;
             }
             self.set(info.key, slot, other.crc(slot), info.dirty, info.freq);
             if info.lost {

@@ -32,6 +32,8 @@ struct Rebuild<'a> {
     since: &'a Since,
     /// The index as it was when there were more segments, or fewer.
     before: Option<Index>,
+    /// Clean copies in slots that there are no more went with a device that was lost.
+    some_lost: bool,
     /// What the log tells of ordered disks.
     told: BTreeMap<DiskId, Told>,
     /// What a checkpoint has of them.
@@ -100,6 +102,13 @@ impl Core {
             self.adopt_order(disk, order);
         }
         Ok(true)
+    }
+
+    /// Reads back what was known when the pool went on without a device; the log comes on top of it. False: it is not there any more, and
+    /// the core must be built afresh.
+    pub fn read_base(&mut self, media: &mut dyn Media, since: &Since) -> io::Result<bool> {
+        let (flash, rest) = self.apart();
+        flash.read_base(media, &mut Rebuild::new(rest, since))
     }
 
     /// Writes the checkpoint; returns its length in bytes. Nothing may be in flight.
@@ -218,6 +227,7 @@ impl<'a> Rebuild<'a> {
             rest,
             since,
             before: None,
+            some_lost: false,
             told: BTreeMap::new(),
             orders: Vec::new(),
             batch: 0,
@@ -248,7 +258,8 @@ impl Kept for Rebuild<'_> {
 }
 
 impl Restore for Rebuild<'_> {
-    fn of_slots(&mut self, slots: u32) {
+    fn of_slots(&mut self, slots: u32, lost: bool) {
+        self.some_lost = lost;
         self.before = Some(Index::new(slots, self.rest.seed()));
     }
 
@@ -260,7 +271,7 @@ impl Restore for Rebuild<'_> {
     fn adopt(&mut self, seed: u64) -> bool {
         let index = &mut self.rest.cache.index;
         match self.before.take() {
-            Some(mut before) => before.adopt(seed) && index.take_over(&before),
+            Some(mut before) => before.adopt(seed) && index.take_over(&before, self.some_lost),
             None => index.adopt(seed),
         }
     }
@@ -315,6 +326,23 @@ impl Restore for Rebuild<'_> {
             self.orders.push((u16::from_le_bytes(*id), order));
         }
         bytes.is_empty()
+    }
+
+    fn drop_gone(&mut self, gone: impl Fn(SlotNo) -> bool) -> bool {
+        let index = &mut self.rest.cache.index;
+        for slot in (0..index.slots()).filter(|slot| gone(*slot)) {
+            let Some(info) = index.slot(slot) else {
+                continue;
+            };
+            if info.dirty {
+                return false;
+            }
+            // Another slot may claim to hold the same block.
+            if !index.remove_orphan(slot) {
+                index.remove(info.key);
+            }
+        }
+        true
     }
 
     fn drop_foreign(&mut self, mut tell: impl FnMut(Gone)) {

@@ -74,6 +74,26 @@ impl Core {
         count
     }
 
+    /// Takes the clean copies of a range out of the index.
+    pub fn forget_clean(&mut self, disk: DiskId, start: u64, end: u64) {
+        let index = &self.cache.index;
+        let clean = |slot| index.slot(slot).filter(|copy| !copy.dirty);
+        let blocks: Vec<u64> = match end - start <= u64::from(index.slots()) {
+            true => (start..end)
+                .filter(|block| index.get(Key::new(disk, *block)).and_then(clean).is_some())
+                .collect(),
+            // A huge range: cheaper to look at every slot than at every block.
+            false => (0..index.slots())
+                .filter_map(|slot| Some(clean(slot)?.key))
+                .filter(|key| key.disk() == disk && (start..end).contains(&key.block()))
+                .map(Key::block)
+                .collect(),
+        };
+        for block in blocks {
+            self.forget_block(disk, block);
+        }
+    }
+
     /// Keeps "dirty for" honest.
     pub fn note_clean(&mut self, disk: DiskId) {
         self.apart().1.note_clean(disk);

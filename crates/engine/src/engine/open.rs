@@ -230,6 +230,13 @@ impl Engine {
                 core = Self::blank(sb, spread, opts, known);
             }
         }
+        if !loaded && core.flash.sb.floor_of_log() > 0 {
+            let based = core.read_base(media, &since).unwrap_or(false);
+            if !based {
+                let (sb, opts) = (core.flash.sb.clone(), core.opts.clone());
+                core = Self::blank(sb, media.spread(), opts, known);
+            }
+        }
         if !loaded {
             let again = (core.flash.sb.clone(), core.opts.clone());
             let recovered = Self::recover(&mut core, media, &since, &mut report);

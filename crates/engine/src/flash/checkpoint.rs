@@ -10,11 +10,12 @@ use crate::faults::Fault;
 use crate::flash::append::FITS;
 use crate::flash::dead::Dead;
 use crate::flash::device::{FlashDevice, Users};
-use crate::flash::log::{Gone, Sealing, SegState, Segment, Slot};
+use crate::flash::log::{Gone, Log, Sealing, SegState, Segment, Slot};
 use crate::flash::recover::NUMBERS_END;
+use crate::paths::{Path, took};
 use hearth_format::checkpoint::Section;
 use hearth_format::superblock::INCOMPAT_MAP;
-use hearth_format::{CheckpointHeader, FormatError};
+use hearth_format::{CheckpointHeader, FormatError, SegmentMap};
 use hearth_io::checksum::{Crc32c, crc32c};
 use hearth_io::{BLOCK, Media};
 use hearth_policy::cleaning::Why;
@@ -86,8 +87,9 @@ pub(crate) enum Lies {
 
 /// Those who get back what was kept.
 pub(crate) trait Restore: Kept {
-    /// What follows was kept of a device with so many slots: others came since, or went.
-    fn of_slots(&mut self, slots: u32);
+    /// What follows was kept of a device with so many slots: others came since, or went. If they were `lost`, clean copies may have gone
+    /// with them.
+    fn of_slots(&mut self, slots: u32, lost: bool);
     fn set_part(&mut self, part: Part, at: usize, data: &[u8]);
     /// The parts are there; false if they do not fit this seed.
     fn adopt(&mut self, seed: u64) -> bool;
@@ -101,6 +103,8 @@ pub(crate) trait Restore: Kept {
     fn set_orders(&mut self, _bytes: &[u8], _last_batch: u64) -> bool {
         true
     }
+    /// Forgets clean copies in slots of which this says that they are gone, before anything is counted. False: something dirty lies there.
+    fn drop_gone(&mut self, gone: impl Fn(Slot) -> bool) -> bool;
     /// Drops all that belongs to nobody; tells where it lay.
     fn drop_foreign(&mut self, tell: impl FnMut(Gone));
 }
@@ -163,6 +167,10 @@ impl<U: Users> FlashDevice<U> {
                 self.log.segments[head.seg as usize].last_batch = last_batch;
                 self.cleaner.close(head.seg);
                 self.log.enlist(head.seg);
+                // It may be on a device that has failed. Whoever needs what it says walks its batches.
+                if !self.takes_writes() {
+                    continue;
+                }
                 let sealing = Sealing {
                     seg: head.seg,
                     seq: head.seq,
@@ -295,7 +303,13 @@ impl<U: Users> FlashDevice<U> {
         out
     }
 
-    fn adopt_log(&mut self, bytes: &[u8], kept: usize, restore: &mut impl Restore) -> Option<()> {
+    fn adopt_log(
+        &mut self,
+        bytes: &[u8],
+        kept: usize,
+        lost: bool,
+        restore: &mut impl Restore,
+    ) -> Option<()> {
         let mut r = Reader(bytes);
         for seg in 0..kept {
             let (first, last) = (r.u64()?, r.u64().filter(|last| *last < NUMBERS_END)?);
@@ -305,21 +319,29 @@ impl<U: Users> FlashDevice<U> {
         }
         let segments = self.log.segments.len() as u32;
         let mut begun = Vec::new();
+        // Those of a device that was lost are not there.
+        let known = |seg: &u32| *seg < segments || lost && (*seg as usize) < kept;
+        let there = |seg: u32, log: &Log<U::Token>| {
+            let s = log.segments.get(seg as usize);
+            s.is_some_and(|s| s.state == SegState::Closed)
+        };
         for _ in 0..r.u32()? {
-            begun.push(r.u32().filter(|seg| *seg < segments)?);
+            begun.push(r.u32().filter(known)?);
         }
-        begun.retain(|seg| self.log.segments[*seg as usize].state == SegState::Closed);
+        begun.retain(|seg| there(*seg, &self.log));
         self.resume(begun);
         if !self.begun().is_empty() {
             restore.evicted(self.evictions());
         }
         for _ in 0..r.u64()? {
-            let seg = r.u32().filter(|seg| *seg < segments)?;
+            let seg = r.u32().filter(known)?;
             let (disk, start, end) = (r.u16()?, r.u64()?, r.u64()?);
             if start >= end {
                 return None;
             }
-            self.log.zeros.add(seg, disk, start, end);
+            if !lost || there(seg, &self.log) {
+                self.log.zeros.add(seg, disk, start, end);
+            }
         }
         self.dead = Dead::decode(r.0)?;
         Some(())
@@ -332,20 +354,48 @@ impl<U: Users> FlashDevice<U> {
         id: u64,
         restore: &mut impl Restore,
     ) -> io::Result<bool> {
+        let header = self.checkpoint_header(media)?;
+        match header.filter(|header| header.id == id) {
+            Some(header) => self.read_sections(media, header, None, restore),
+            None => Ok(false),
+        }
+    }
+
+    /// The same of what was known when the pool went on without a device, as long as that stands there: after a crash the log is read on top of
+    /// it. Segments that were freed since do not count. False as above.
+    pub fn read_base(
+        &mut self,
+        media: &mut dyn Media,
+        restore: &mut impl Restore,
+    ) -> io::Result<bool> {
+        let header = self.checkpoint_header(media)?;
+        let floor = self.sb.floor_of_log();
+        let header = header.filter(|header| floor > 0 && header.next_segment_seq == floor);
+        match (header, self.read_map(media)) {
+            (Some(header), Some(map)) => self.read_sections(media, header, Some(&map), restore),
+            _ => Ok(false),
+        }
+    }
+
+    fn checkpoint_header(&self, media: &mut dyn Media) -> io::Result<Option<CheckpointHeader>> {
         let mut block = vec![0u8; BLOCK as usize];
         media.read_at(self.layout.checkpoint_offset(), &mut block)?;
-        let header = match CheckpointHeader::decode(&block, self.layout.checkpoint_bytes()) {
-            Ok(h)
-                if h.pool_tag == self.pool_tag
-                    && h.id == id
-                    && [h.next_batch_seq, h.next_segment_seq, h.tail_seq]
-                        .iter()
-                        .all(|n| *n < NUMBERS_END) =>
-            {
-                h
-            }
-            _ => return Ok(false),
+        let header = CheckpointHeader::decode(&block, self.layout.checkpoint_bytes()).ok();
+        let sane = |h: &CheckpointHeader| {
+            let numbers = [h.next_batch_seq, h.next_segment_seq, h.tail_seq];
+            h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
         };
+        Ok(header.filter(sane))
+    }
+
+    /// With a `map`, of what it names only.
+    fn read_sections(
+        &mut self,
+        media: &mut dyn Media,
+        header: CheckpointHeader,
+        map: Option<&SegmentMap>,
+        restore: &mut impl Restore,
+    ) -> io::Result<bool> {
         let area = self.layout.checkpoint_offset();
         let part = |kind: u32, len: usize| {
             header
@@ -388,7 +438,12 @@ impl<U: Users> FlashDevice<U> {
             }
         }
         let adopted = self.adopt_state(&state, &header, restore);
-        let adopted = adopted.and_then(|kept| self.adopt_log(&log, kept, restore));
+        if let Some(map) = map {
+            self.leave_freed(map);
+        }
+        let lost = self.tells_of_lost(&header);
+        let adopted = adopted.and_then(|kept| self.adopt_log(&log, kept, lost, restore));
+        let adopted = adopted.and_then(|()| self.drop_lost(&header, restore));
         if adopted.and_then(|()| self.recount(restore)).is_none() {
             return Ok(false);
         }
@@ -420,8 +475,41 @@ impl<U: Users> FlashDevice<U> {
         if slots >= u64::from(u32::MAX) || !header.sections.iter().any(of_slots) {
             return false;
         }
-        restore.of_slots(slots as u32);
+        restore.of_slots(slots as u32, self.tells_of_lost(header));
         true
+    }
+
+    /// Is this checkpoint from before the pool went on without a device? Then it tells of segments that were there.
+    fn tells_of_lost(&self, header: &CheckpointHeader) -> bool {
+        header.next_segment_seq <= self.sb.floor_of_log()
+    }
+
+    /// Segments that this map does not name were freed since the checkpoint was written.
+    fn leave_freed(&mut self, map: &SegmentMap) {
+        took(Path::BaseRead);
+        for (s, entry) in self.log.segments.iter_mut().zip(&map.entries) {
+            if s.state == SegState::Closed && s.seq != entry.seq {
+                s.state = SegState::Free;
+            }
+        }
+        let there = |seg: &u32| self.log.segments[*seg as usize].state == SegState::Closed;
+        self.log.order = self.log.order.iter().copied().filter(there).collect();
+        // Which are free is known when the log was read.
+        self.log.free.clear();
+    }
+
+    /// Drops the clean copies that went with a device. `None`: something else was there, too.
+    fn drop_lost(&mut self, header: &CheckpointHeader, restore: &mut impl Restore) -> Option<()> {
+        if !self.tells_of_lost(header) {
+            return Some(());
+        }
+        took(Path::OpenedWithout);
+        let (log, blocks) = (&self.log, self.log.segment_blocks);
+        let gone = |slot: Slot| {
+            let s = log.segments.get((slot / blocks) as usize);
+            s.is_none_or(|s| s.state != SegState::Closed)
+        };
+        restore.drop_gone(gone).then_some(())
     }
 
     fn adopt_state(
@@ -442,8 +530,8 @@ impl<U: Users> FlashDevice<U> {
             let seq = r.u64().filter(|seq| *seq < NUMBERS_END)?;
             let there = |s: &&mut Segment| s.state != SegState::Bad;
             let Some(s) = self.log.segments.get_mut(seg).filter(there) else {
-                // It was emptied before its device went.
-                if closed {
+                // It was emptied before its device went, unless that was lost.
+                if closed && !self.tells_of_lost(header) {
                     return None;
                 }
                 continue;

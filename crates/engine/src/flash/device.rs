@@ -145,6 +145,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub mark: Option<FailMark>,
     /// Where that is noted.
     pub noted: Noted,
+    /// That is in another place than on flash.
+    pub(in crate::flash) noted_beside: bool,
     /// That one of its devices is lost is being noted.
     pub(in crate::flash) losing: Option<Losing>,
     /// Places where reads of it failed since one succeeded. Places, because one that is read again
@@ -224,6 +226,7 @@ impl<U: Users> FlashDevice<U> {
             trim,
             mark: None,
             noted: Noted::default(),
+            noted_beside: false,
             losing: None,
             read_errors: BTreeSet::new(),
             held_segments: 0,

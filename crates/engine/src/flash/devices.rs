@@ -19,6 +19,7 @@ use crate::ctx::Io;
 use crate::faults::{Fault, Faults};
 use crate::flash::device::{FlashDevice, FlashOp, Users};
 use crate::flash::log::{SegState, Slot};
+use crate::flash::without::Failing;
 
 use crate::stats::DeviceFigures;
 use hearth_io::{Buf, BufSlice, IoDone, IoError, OpKind, Spread, Target};
@@ -122,6 +123,8 @@ pub(crate) struct Devices {
     /// Which of them are to be left alone, and when that was last looked at.
     slow: Slow,
     looked_ns: u64,
+    /// Which of them fail.
+    pub failing: Failing,
     faults: Faults,
 }
 
@@ -136,6 +139,7 @@ impl Devices {
             each: (0..spread.devices()).map(|_| OnDevice::default()).collect(),
             slow: Slow::new(spread.devices()),
             looked_ns: 0,
+            failing: Failing::default(),
             spread,
             joints: BTreeMap::new(),
             next_joint: 0,
@@ -220,8 +224,11 @@ impl Devices {
     pub fn flush(&mut self, op: FlashOp) -> Vec<(Part, Io)> {
         let lost = self.spread.lost();
         let there = |n: usize| lost & bit(n as u16) == 0;
+        let mark = matches!(op, FlashOp::Mark);
+        // What is noted stands on the first.
+        let asked = |n: usize| there(n) && !(mark && self.failing.is_left_out(n as u16));
         let needs =
-            |(n, d): (usize, &OnDevice)| (d.written > d.flushed && there(n)).then_some(n as u16);
+            |(n, d): (usize, &OnDevice)| (d.written > d.flushed && asked(n)).then_some(n as u16);
         let mut which: Vec<u16> = self.each.iter().enumerate().filter_map(needs).collect();
         if which.is_empty() {
             which.extend((0..self.each.len()).find(|n| there(*n)).map(|n| n as u16));
@@ -452,8 +459,9 @@ impl Devices {
 
     /// An operation has ended.
     pub fn account(&mut self, done: &IoDone) {
-        let n = usize::from(self.number(done));
-        let Some(d) = self.each.get_mut(n) else {
+        let device = self.number(done);
+        self.failing.note(device, done);
+        let Some(d) = self.each.get_mut(usize::from(device)) else {
             return;
         };
         let f = &mut d.figures;

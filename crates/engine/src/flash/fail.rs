@@ -86,6 +86,10 @@ impl<U: Users> FlashDevice<U> {
     pub fn read_failed(&mut self, now: u64) {
         if self.read_errors.len() > READ_ERRORS_MAX {
             self.full = false;
+            for place in std::mem::take(&mut self.read_errors) {
+                let (device, _) = self.devices.spread().place(place);
+                self.devices.failing.blame(device);
+            }
             self.fail(now);
         }
     }
@@ -287,6 +291,9 @@ impl<U: Users> FlashDevice<U> {
             FlashFault::Unwritable | FlashFault::Leaving => Path::FlashUnwritable,
         });
         self.given_up = Some(fault);
+        if fault != FlashFault::Unwritable {
+            self.devices.failing.keep();
+        }
         self.area_change = None;
         if mark {
             self.mark_failed(now);
@@ -363,11 +370,11 @@ impl<U: Users> FlashDevice<U> {
         if kind != OpKind::Flush {
             return self.out.send(FlashOp::Mark, Io::flush(target));
         }
-        if ok {
+        if ok && !self.devices.failing.is_any_left_out() {
             // It covers the log as well, and nothing is appended any more.
             self.log.durable_ord = self.log.applied_ord;
             self.log.durable_seq = self.log.applied_seq;
-        } else {
+        } else if !ok {
             self.given_up = Some(FlashFault::Broken);
         }
         if mark.sound {
@@ -404,6 +411,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn noted_elsewhere(&mut self) {
         if self.noted == Noted::Nowhere {
             self.noted = Noted::Stored;
+            self.noted_beside = true;
             self.end_mark();
         }
     }

@@ -13,7 +13,7 @@ use crate::flash::replay::{Intents, Replay};
 use crate::flash::survey::{Content, Found, Told, WalkedBatch, first_batch};
 use crate::paths::{Path, took};
 use hearth_format::superblock::INCOMPAT_MAP;
-use hearth_format::{FormatError, SegmentMap, SummaryHeader};
+use hearth_format::{FormatError, MapEntry, SegmentMap, SummaryHeader};
 use hearth_io::{BLOCK, Media};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -100,6 +100,7 @@ impl<U: Users> FlashDevice<U> {
             0 => None,
             _ => self.load_map(media, how)?,
         };
+        let map = self.above_floor(map, &mut found);
         let through = map.as_ref().map_or(0, |map| map.header.through);
         if let Some(map) = &map {
             self.keep_mapped(&mut found, map, how)?;
@@ -183,6 +184,30 @@ impl<U: Users> FlashDevice<U> {
             )),
             map => Ok(map),
         }
+    }
+
+    /// Leaves out what was written before the pool went on without a device: something there may be void, as only that one knew.
+    /// What of it counts a checkpoint tells, and there is none.
+    fn above_floor(
+        &self,
+        mut map: Option<SegmentMap>,
+        found: &mut Vec<Found>,
+    ) -> Option<SegmentMap> {
+        let floor = self.sb.floor_of_log();
+        if floor == 0 || self.faults.has(Fault::BelieveBelowFloor) {
+            return map;
+        }
+        let all = found.len();
+        found.retain(|f| f.seq >= floor);
+        if found.len() < all {
+            took(Path::BelowFloor);
+        }
+        for entry in map.iter_mut().flat_map(|map| &mut map.entries) {
+            if entry.seq < floor {
+                *entry = MapEntry::default();
+            }
+        }
+        map
     }
 
     /// Leaves what the map names, and what was opened after it was written.

@@ -1,6 +1,7 @@
 //! Requests taken through their states by hand, one operation after the other.
 
-use crate::api::{Effects, Mode, ReqError, ReqOp, Request};
+use crate::api::{Effects, FlashFault, Mode, ReqError, ReqOp, Request};
+use crate::cache::index::Key;
 use crate::core::{Core, EngineOptions};
 use crate::engine::{Engine, KnownDisk};
 use crate::ids::ReqId;
@@ -182,6 +183,27 @@ fn a_write_that_flash_does_not_take_goes_to_the_origin_and_gets_its_error() {
     rig.end(ORIGIN, OpKind::Write, Err(ENOSPC));
     assert_eq!(rig.answers(), [(1, Err(ReqError::NoSpace))]);
     assert!(rig.core.reqs.is_empty());
+}
+
+/// The origin may have got some of it, and what is clean may be kept when the pool goes on without a device.
+#[test]
+fn a_write_past_flash_that_the_origin_refuses_leaves_no_clean_copy() {
+    let mut rig = Rig::new(Mode::WriteBack);
+    rig.write(1, 0, 2 * BLOCK, false);
+    rig.end(FLASH, OpKind::Write, Ok(()));
+    let key = |block| Key::new(DISK, block);
+    let slot = rig.core.cache.index.get(key(0)).expect("it is cached");
+    rig.core.cache.index.set_dirty(slot, false);
+    rig.core.flash.slot_cleaned(slot);
+    rig.core.known_mut(DISK).no_longer_dirty(0);
+    rig.core.dirty_total -= 1;
+    let now = rig.now;
+    (rig.core).give_flash_up(FlashFault::Broken, false, now, &mut rig.fx);
+    rig.write(2, 0, 2 * BLOCK, false);
+    rig.end(ORIGIN, OpKind::Write, Err(EIO));
+    assert_eq!(rig.core.cache.index.get(key(0)), None);
+    // What is dirty there nobody else has.
+    assert!(rig.core.cache.index.get(key(1)).is_some());
 }
 
 #[test]

@@ -821,6 +821,8 @@ impl Core {
         let had = cached || fills_appended || evicting && !unguarded;
         if !replaced {
             self.doubt_written(disk, start, end);
+            // The origin may have got some of it.
+            self.forget_clean(disk, start, end);
         } else if self.disk(disk).is_some_and(|d| !d.zero.is_empty()) {
             // Only after flash failed: the origin now holds what was written.
             self.change_zeros(disk, |zero| zero.remove_range(start, end));
