@@ -10,6 +10,7 @@ pub mod args;
 pub mod bare;
 pub mod bare_nfs;
 pub mod devices;
+pub mod esxi;
 pub mod fio;
 pub mod fixture;
 pub mod ganesha;

@@ -150,6 +150,17 @@ impl Tree {
     pub fn root(&self) -> &Path {
         &self.root
     }
+
+    /// Takes it away from those who use it: nothing is found in its place any more.
+    pub fn pull(&self) -> Result<()> {
+        tool("umount", &["--lazy", path(&self.root)]).map(drop)
+    }
+
+    /// Puts it back.
+    pub fn plug(&self) -> Result<()> {
+        let device = self.disk.as_ref().context("it is gone")?.device();
+        tool("mount", &[device, path(&self.root)]).map(drop)
+    }
 }
 
 impl Drop for Tree {

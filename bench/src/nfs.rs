@@ -239,8 +239,15 @@ impl Client {
         Ok(u64::from(self.xid))
     }
 
-    /// The next answer: its number, and where what is behind its status begins.
+    /// The next answer: its number, and where what is behind its status begins. It must be a good one.
     fn receive(&mut self) -> Result<(u64, Message, usize)> {
+        let (xid, status, message, at) = self.receive_any()?;
+        ensure!(status == 0, "status {status}");
+        Ok((xid, message, at))
+    }
+
+    /// The next answer, whatever it says: its number, its status, and where what is behind that begins.
+    fn receive_any(&mut self) -> Result<(u64, u32, Message, usize)> {
         let message = loop {
             if let Some(message) = self.assembler.next_message() {
                 break message;
@@ -258,9 +265,26 @@ impl Client {
         let (xid, answer) = rpc::read_answer(&mut r)?;
         ensure!(answer == Answer::Success, "{answer:?}");
         let status = r.u32()?;
-        ensure!(status == 0, "status {status}");
         let at = message.len() - r.rest().len();
-        Ok((u64::from(xid), message, at))
+        Ok((u64::from(xid), status, message, at))
+    }
+
+    /// Sends a call without waiting for its answer; its number.
+    pub(crate) fn begin(&mut self, args: &Args<'_>) -> Result<u64> {
+        let mut w = self.call(v3::PROGRAM, v3::VERSION, args.procedure() as u32);
+        args.write(&mut w);
+        self.send(w)
+    }
+
+    /// The number and the status of the next answer.
+    pub(crate) fn answered(&mut self) -> Result<(u64, u32)> {
+        let (xid, status, ..) = self.receive_any()?;
+        Ok((xid, status))
+    }
+
+    /// The directory that is mounted, and the file that was found.
+    pub(crate) fn handles(&self) -> (&[u8], &[u8]) {
+        (&self.dir, &self.file)
     }
 
     fn ask_marked(&mut self, message: Writer) -> Result<()> {

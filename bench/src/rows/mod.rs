@@ -14,6 +14,7 @@ mod replay;
 mod several;
 mod slow;
 mod start;
+mod storage_vm;
 mod vhost;
 mod watched;
 mod writes;
@@ -169,6 +170,21 @@ pub const ALL: &[Row] = &[
         id: "nfs-many",
         title: "A datastore of 20,000 files and one of 200: names, first use, memory, start; in one directory and in two",
         run: many_files::many,
+    },
+    Row {
+        id: "nfs-host",
+        title: "A host like ESXi on a modelled hard disk: durable writes at depth 32, heartbeats, locks; with flash for all and with little",
+        run: storage_vm::heartbeats,
+    },
+    Row {
+        id: "storage-vm-table",
+        title: "A datastore on two modelled hard disks: random 4 KiB reads, durable writes at depth 1, 24, beside disk and flash",
+        run: storage_vm::table,
+    },
+    Row {
+        id: "storage-vm-loss",
+        title: "The same under a host like ESXi: a disk pulled and put back, the daemon killed",
+        run: storage_vm::loss,
     },
     Row {
         id: "cold",

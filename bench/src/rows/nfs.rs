@@ -25,7 +25,7 @@ const PIECE: u64 = 64 << 10;
 const PIECES_IN_FLIGHT: usize = 8;
 
 /// What is measured.
-enum Side {
+pub(super) enum Side {
     /// Over a connection to our daemon.
     Own(Wire),
     /// Over a connection to another server, which this process is.
@@ -74,24 +74,7 @@ impl Lab {
 
     /// Brings all of a disk into the cache, and writes it back.
     fn warm(&self, wire: &mut Wire, size: u64) -> Result<()> {
-        let data = vec![0x5a; PIECE as usize];
-        let pieces = size / PIECE;
-        let mut flying = 0;
-        for n in 0..pieces {
-            // Odd, so that every piece comes once, and far from its neighbours.
-            let at = n.wrapping_mul(0x9e37_79b1) % pieces.next_power_of_two();
-            if at < pieces {
-                wire.write(at * PIECE, &data)?;
-                flying += 1;
-            }
-            if flying == PIECES_IN_FLIGHT {
-                wire.receive()?;
-                flying -= 1;
-            }
-        }
-        for _ in 0..flying {
-            wire.receive()?;
-        }
+        fill(wire, size)?;
         self.drain()
     }
 
@@ -114,36 +97,72 @@ impl Lab {
         sides: &mut [(&str, Side)],
         before: &dyn Fn() -> Result<()>,
     ) -> Result<Outcome> {
-        let mut outcome = Outcome::default();
         let pid = self.hearth.pid().context("no daemon")?;
-        for (name, _) in sides.iter() {
-            outcome.series.push(Series {
-                name: (*name).to_owned(),
-                samples: Vec::new(),
-            });
-        }
-        for round in 0..args.rounds {
-            for ((name, side), series) in sides.iter_mut().zip(&mut outcome.series) {
-                let seed = round as u64 + 1;
-                let job = Job {
-                    seed,
-                    ..job.clone()
-                };
-                before()?;
-                let sample = match side {
-                    Side::Own(wire) => run(&job, wire, pid)?,
-                    Side::Peer(wire, pid) => run(&job, wire, *pid)?,
-                    Side::File(file) => load::run(&job, file)?,
-                };
-                eprintln!("   round {seed}: {name:16} {:9.0} requests/s", sample.iops);
-                series.samples.push(sample);
-                if !job.rw.ends_with("read") {
-                    self.drain()?;
-                }
+        in_turn(args, job, pid, sides, before, &|| self.drain())
+    }
+}
+
+/// Runs `job` on every side in turn, round by round; `pid` is the daemon's. Before each run `before` is done, and after each that wrote
+/// something, `drain`.
+pub(super) fn in_turn(
+    args: &Args,
+    job: &Job,
+    pid: u32,
+    sides: &mut [(&str, Side)],
+    before: &dyn Fn() -> Result<()>,
+    drain: &dyn Fn() -> Result<()>,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for (name, _) in sides.iter() {
+        outcome.series.push(Series {
+            name: (*name).to_owned(),
+            samples: Vec::new(),
+        });
+    }
+    for round in 0..args.rounds {
+        for ((name, side), series) in sides.iter_mut().zip(&mut outcome.series) {
+            let seed = round as u64 + 1;
+            let job = Job {
+                seed,
+                ..job.clone()
+            };
+            before()?;
+            let sample = match side {
+                Side::Own(wire) => run(&job, wire, pid)?,
+                Side::Peer(wire, pid) => run(&job, wire, *pid)?,
+                Side::File(file) => load::run(&job, file)?,
+            };
+            eprintln!("   round {seed}: {name:16} {:9.0} requests/s", sample.iops);
+            series.samples.push(sample);
+            if !job.rw.ends_with("read") {
+                drain()?;
             }
         }
-        Ok(outcome)
     }
+    Ok(outcome)
+}
+
+/// Writes all of a disk, by which it is brought into the cache.
+pub(super) fn fill(wire: &mut Wire, size: u64) -> Result<()> {
+    let data = vec![0x5a; PIECE as usize];
+    let pieces = size / PIECE;
+    let mut flying = 0;
+    for n in 0..pieces {
+        // Odd, so that every piece comes once, and far from its neighbours.
+        let at = n.wrapping_mul(0x9e37_79b1) % pieces.next_power_of_two();
+        if at < pieces {
+            wire.write(at * PIECE, &data)?;
+            flying += 1;
+        }
+        if flying == PIECES_IN_FLIGHT {
+            wire.receive()?;
+            flying -= 1;
+        }
+    }
+    for _ in 0..flying {
+        wire.receive()?;
+    }
+    Ok(())
 }
 
 /// Serves a directory as a datastore of its name; its address.
@@ -344,7 +363,7 @@ pub fn hard_disk(args: &Args) -> Result<Outcome> {
 }
 
 /// Puts before the names of all what was done.
-fn named(outcome: &mut Outcome, what: &str) {
+pub(super) fn named(outcome: &mut Outcome, what: &str) {
     for series in &mut outcome.series {
         series.name = format!("{what}: {}", series.name);
     }
@@ -355,7 +374,7 @@ fn named(outcome: &mut Outcome, what: &str) {
 
 /// Writes a file and drops it from the page cache. It was written by this process, so that no limit of a server's RAM would
 /// count what is there of it.
-fn evict(file: &Path) -> Result<()> {
+pub(super) fn evict(file: &Path) -> Result<()> {
     let file = std::fs::File::open(file)?;
     file.sync_all()?;
     // SAFETY: a descriptor that is open; a length of 0 means up to the end.

@@ -18,7 +18,7 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -161,6 +161,13 @@ impl Plan {
             "file={},format=raw,if=virtio,cache=writeback,discard=unmap",
             path(image)
         );
+        self.disks.push(["-drive".into(), drive]);
+        self
+    }
+
+    /// With a raw image on an NFS server, by its address, for a disk: QEMU is the NFS client. A flush of the guest is a commit.
+    pub fn nfs_image(mut self, server: IpAddr, at: &str) -> Plan {
+        let drive = format!("file=nfs://{server}{at},format=raw,if=virtio,cache=writeback");
         self.disks.push(["-drive".into(), drive]);
         self
     }

@@ -9,6 +9,7 @@ pub(crate) mod dice {
 }
 mod judge;
 mod model;
+mod two;
 
 use std::cell::RefCell;
 

@@ -9,97 +9,18 @@
 //! for the flash itself, with every order of writes that were not flushed, is the simulator's
 //! (`hearth-sim`).
 
+mod safe_files;
+
 use anyhow::{Context, Result, ensure};
 use hearth_rig::Hearth;
-use hearth_rig::clients::run_ok;
 use hearth_rig::daemon::path;
 use hearth_rig::machine::{Machine, Plan, copy_root};
-use std::collections::BTreeMap;
+use safe_files::{Ledger, READER, check, check_image, checked_clean, done_in, note_done, writer};
 
 /// Rounds of one run, if `GUEST_ROUNDS` does not say so: each way of failing once.
 const ROUNDS: u64 = 4;
 /// Files the guest makes durable in a round before the power may fail.
 const FILES_BEFORE: u64 = 20;
-/// Names the guest writes to, over and over.
-const NAMES: u64 = 30;
-
-/// Writes files until told to stop. A file is a line with its number and the checksum of the rest,
-/// then the rest; it is complete and durable before it takes its name, and the name is durable
-/// before `DONE` is said. So a name holds what was last done, or something newer, whole.
-fn writer(round: u64) -> String {
-    format!(
-        "mkdir -p /lab; n={round}00000; while [ ! -e /run/stop ]; do n=$((n+1)); f=/lab/f$((n%{NAMES})); \
-         head -c $((n*977%150000+1)) /dev/urandom >/tmp/raw; h=$(sha256sum </tmp/raw); \
-         {{ echo \"$n ${{h%% *}}\"; cat /tmp/raw; }} >$f.new && sync $f.new && mv $f.new $f && sync /lab || exit 1; \
-         echo \"DONE ${{f#/lab/}} $n\" >/dev/console; done"
-    )
-}
-
-/// Lists name and number of every file, after checking its content.
-const READER: &str = "for f in /lab/f*; do case $f in *.new) continue;; esac; \
-     { read -r n h; g=$(sha256sum); } <$f; \
-     if [ \"${g%% *}\" = \"$h\" ]; then echo \"${f#/lab/} $n\"; else echo \"${f#/lab/} BAD\"; fi; done";
-
-/// What the guest said is safe: the newest number of each name.
-type Ledger = BTreeMap<String, u64>;
-
-fn note_done(console: &str, ledger: &mut Ledger) {
-    // The last line may be cut off in the middle of a number.
-    let whole = &console[..console.rfind('\n').unwrap_or(0)];
-    for line in whole.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        if let ["DONE", name, n] = words[..]
-            && let Ok(n) = n.parse::<u64>()
-        {
-            let newest = ledger.entry(name.to_owned()).or_default();
-            *newest = n.max(*newest);
-        }
-    }
-}
-
-fn done_in(console: &str, round: u64) -> u64 {
-    let mut ledger = Ledger::new();
-    note_done(console, &mut ledger);
-    ledger
-        .values()
-        .filter_map(|n| n.checked_sub(round * 100_000))
-        .max()
-        .unwrap_or(0)
-}
-
-/// Every file the guest was told is safe is there, in that version or a newer one.
-fn check(found: &str, ledger: &Ledger) -> Result<()> {
-    let files: BTreeMap<&str, &str> = found.lines().filter_map(|l| l.split_once(' ')).collect();
-    for (name, done) in ledger {
-        let n = files
-            .get(name.as_str())
-            .with_context(|| format!("{name} is gone; found:\n{found}"))?;
-        let n: u64 = n
-            .parse()
-            .with_context(|| format!("the content of {name} is wrong; found:\n{found}"))?;
-        ensure!(n >= *done, "{name} is version {n}, but {done} was safe");
-    }
-    ensure!(
-        !found.contains("BAD"),
-        "a file's content is wrong:\n{found}"
-    );
-    Ok(())
-}
-
-/// The last verdict of the check before the root was mounted read-write.
-fn checked_clean(machine: &Machine, times: usize) -> Result<()> {
-    let console = machine.console();
-    let verdicts: Vec<&str> = console
-        .lines()
-        .filter_map(|l| l.strip_prefix("HEARTH-GUEST FSCK "))
-        .collect();
-    ensure!(
-        verdicts == vec!["0"; times],
-        "the file system has faults after its journal was replayed ({verdicts:?}):\n{console}"
-    );
-    Ok(())
-}
-
 /// The judge must not nod at everything.
 #[test]
 fn lost_old_and_damaged_files_are_noticed() -> Result<()> {
@@ -195,24 +116,7 @@ fn fsynced_files_survive_power_cuts_and_kills() -> Result<()> {
     // With everything destaged the origin alone is the disk.
     hearth.ok(&["disk", "flush", "root"])?;
     hearth.stop()?;
-    let origin = path(&origin);
-    run_ok("e2fsck", &["-f", "-n", origin], hearth.dir())?;
-    for (name, done) in &ledger {
-        let copy = hearth.dir().join("copy");
-        let request = format!("dump /lab/{name} {}", path(&copy));
-        run_ok("debugfs", &["-R", &request, origin], hearth.dir())?;
-        let content = std::fs::read(&copy).with_context(|| format!("{name} on the origin"))?;
-        let line = content
-            .iter()
-            .position(|b| *b == b'\n')
-            .with_context(|| format!("{name} on the origin has no first line"))?;
-        let head = String::from_utf8_lossy(&content[..line]).into_owned();
-        let (n, sum) = head.split_once(' ').context("no checksum")?;
-        ensure!(n.parse::<u64>()? >= *done, "{name} on the origin is old");
-        std::fs::write(&copy, &content[line + 1..])?;
-        let got = run_ok("sha256sum", &[path(&copy)], hearth.dir())?;
-        ensure!(got.starts_with(sum), "{name} on the origin is wrong");
-    }
+    check_image(&origin, &ledger, hearth.dir())?;
     ensure!(!hearth.log().contains("cut off"), "{}", hearth.log());
     Ok(())
 }

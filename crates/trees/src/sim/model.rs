@@ -45,6 +45,7 @@ impl Node {
 }
 
 /// xorshift64*: small, and the same everywhere.
+#[derive(Clone)]
 pub struct Dice(u64);
 
 impl Dice {
@@ -104,7 +105,7 @@ impl Content {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Inode {
     now: Content,
     durable: Content,
@@ -142,7 +143,7 @@ fn apply(names: &mut Names, op: DirOp) {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Dir {
     now: Names,
     durable: Names,
@@ -165,9 +166,12 @@ struct Record {
     promise: Option<(u64, u64)>,
 }
 
+#[derive(Clone)]
 pub struct Model {
     dice: Dice,
     dirs: Vec<Dir>,
+    /// So many of them, the last ones, clients do not see.
+    hidden: usize,
     inodes: BTreeMap<Ino, Inode>,
     last_ino: Ino,
     stamp: u64,
@@ -200,6 +204,7 @@ impl Model {
         Model {
             dice: Dice::new(seed),
             dirs: (0..dirs).map(|_| Dir::default()).collect(),
+            hidden: 0,
             inodes: BTreeMap::new(),
             last_ino: 0,
             stamp: 0,
@@ -339,7 +344,8 @@ impl Model {
     }
 
     pub fn names(&self) -> BTreeMap<(usize, Name), Ino> {
-        let each = self.dirs.iter().enumerate();
+        let seen = self.dirs.len() - self.hidden;
+        let each = self.dirs.iter().enumerate().take(seen);
         each.flat_map(|(dir, names)| names.now.iter().map(move |(n, i)| ((dir, *n), *i)))
             .collect()
     }
@@ -593,6 +599,67 @@ impl Model {
         self.open.insert(ino, true);
     }
 
+    // One of two trees: no log, and what is written goes to the file.
+
+    /// With one more directory, which clients do not see.
+    pub fn with_hidden(mut self) -> Model {
+        self.dirs.push(Dir::default());
+        self.hidden += 1;
+        self
+    }
+
+    /// Some of what is not durable becomes so of its own accord.
+    pub fn settle_some(&mut self) {
+        let dir = self.dice.roll(self.dirs.len() as u64) as usize;
+        if self.dice.chance(50) && self.may_settle(dir) {
+            let op = self.dirs[dir].pending.remove(0);
+            self.settle_name(dir, op);
+        }
+        let inos: Vec<Ino> = self.inodes.keys().copied().collect();
+        if self.dice.chance(50)
+            && let Some(ino) = inos.get(self.dice.roll(inos.len().max(1) as u64) as usize)
+        {
+            self.settle(*ino);
+        }
+    }
+
+    /// Everything is durable.
+    pub fn sync_all(&mut self) {
+        for dir in 0..self.dirs.len() {
+            self.sync_names(dir);
+        }
+        let inos: Vec<Ino> = self.inodes.keys().copied().collect();
+        inos.into_iter().for_each(|ino| self.settle(ino));
+    }
+
+    pub fn names_in(&self, dir: usize) -> BTreeMap<Name, Ino> {
+        self.dirs[dir].now.clone()
+    }
+
+    /// A file that is found by its number: it has one, and a name, be it one that clients do not see.
+    pub fn numbered(&self, ino: Ino) -> bool {
+        let mut names = self.dirs.iter().flat_map(|dir| dir.now.values());
+        names.any(|of| *of == ino) && self.file(ino).dressed
+    }
+
+    pub fn put_in_file(&mut self, ino: Ino, from: u64, to: u64, value: u32) {
+        if to > self.file(ino).len {
+            self.set_len(ino, to);
+        }
+        for at in (from..to).step_by(CELL as usize) {
+            self.change(ino, FileOp::Cell(at, value));
+        }
+    }
+
+    /// What is not zero in a range.
+    pub fn cells_in(&self, ino: Ino, from: u64, to: u64) -> BTreeMap<u64, u32> {
+        let cells = self.file(ino).cells.range(from..to);
+        cells
+            .filter(|(_, value)| **value != 0)
+            .map(|(at, value)| (*at, *value))
+            .collect()
+    }
+
     // Crashes.
 
     pub fn crash(&mut self) {
@@ -675,7 +742,7 @@ impl Model {
 
 /// A name, for as long as anybody may want it.
 fn known(name: &[u8]) -> Name {
-    let all = super::NAMES.iter();
+    let all = super::NAMES.iter().chain(super::two::PUT_ASIDE);
     let mut same = all.filter(|own| **own == name);
     same.next().expect("a name of ours")
 }

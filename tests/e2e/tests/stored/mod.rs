@@ -56,6 +56,15 @@ impl Lab {
 
     /// Over two directories, `a` and `b` beside each other; `vms` is the first.
     pub fn mirrored() -> Result<Lab> {
+        Lab::mirrored_with(&lasting_address()?.to_string(), "127.0.0.1", |_| Ok(()))
+    }
+
+    /// The same at an address of its own, for the host `client`; `fill` puts into the first directory what the datastore begins with.
+    pub fn mirrored_with(
+        listen: &str,
+        client: &str,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Lab> {
         let mut hearth = Hearth::with_pool("128M")?;
         let state = hearth.dir().join("state");
         hearth.serve_args = vec!["--state-dir".to_owned(), path(&state).to_owned()];
@@ -64,6 +73,7 @@ impl Lab {
         for dir in &both {
             fs::create_dir(dir)?;
         }
+        fill(&both[0])?;
         let [a, b] = both.each_ref().map(|dir| path(dir));
         hearth.ok(&[
             "datastore",
@@ -75,9 +85,9 @@ impl Lab {
             b,
             "--nfs",
             "--listen",
-            &lasting_address()?.to_string(),
+            listen,
             "--client",
-            "127.0.0.1=rw,root",
+            &format!("{client}=rw,root"),
         ])?;
         let [vms, _] = both;
         Ok(Lab { hearth, vms })
