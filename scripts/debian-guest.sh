@@ -1,4 +1,5 @@
 # A Debian 12 guest with systemd and libvirt, installed once and booted emulated. Sourced, never run; needs scripts/lib.sh.
+# Labs of the package begin with `begin_package_lab` and end with `end_package_lab`.
 #
 # Each run starts from the same fresh image; what it writes is thrown away. It brings a disk of its own,
 # mounted at /lab, whose program `start` is run as root when the guest is up; when that ends, so does the guest. The guest has
@@ -108,4 +109,42 @@ boot_guest() {
         -drive "file=$work/flash.img,format=raw,$drive" \
         -drive "file=$work/lab.img,format=raw,if=virtio,readonly=on" "${GUEST_ARGS[@]}" \
         </dev/null | tr -d '\r' | tee "$base/console.log" | sed -un "s/^$1 //p"
+}
+
+# What a lab called $1 begins with: an empty run that brings scripts/$1/start, and Hearth's package in each of the versions that
+# follow as hearth-VERSION.deb. Made of HEARTH_BIN, or of a binary that is built.
+begin_package_lab() {
+    local lab=$1 version
+    shift
+    need_guest
+    if [[ -z ${HEARTH_BIN:-} ]]; then
+        "$ROOT/scripts/build.sh"
+        HEARTH_BIN=$(target_dir)/release/hearth
+    fi
+    export HEARTH_BIN
+    make_image
+    rm -rf "$work"
+    mkdir -p "$work/lab"
+    for version; do
+        VERSION=$version COMPRESS=gzip "$ROOT/scripts/deb.sh" "$work/made"
+        mv "$work/made/hearth_${version}"_*.deb "$work/lab/hearth-$version.deb"
+    done
+    rm -rf "$work/made"
+    install -m 755 "$ROOT/scripts/$lab/start" "$work/lab/start"
+}
+
+# Adds a drive that says of itself that it takes no writes any more.
+add_dying_drive() {
+    truncate -s 64M "$work/dying.img"
+    GUEST_ARGS+=(-drive "file=$work/dying.img,format=raw,if=none,id=dying"
+        -device nvme,drive=dying,serial=dying,smart_critical_warning=0x8)
+}
+
+# Runs the lab called $1, which is over when its guest has said so.
+end_package_lab() {
+    local mark=${1^^}
+    boot_guest "$mark" || true
+    rm -rf "$work"
+    grep -q "^$mark END passed" "$base/console.log" ||
+        die "the lab failed in the guest, or the guest did not come to its end; its console is in $base/console.log"
 }

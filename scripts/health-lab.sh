@@ -11,36 +11,21 @@ set -euo pipefail
 # shellcheck source=scripts/debian-guest.sh
 . "$ROOT/scripts/debian-guest.sh"
 
-need_guest
-if [[ -z ${HEARTH_BIN:-} ]]; then
-    "$ROOT/scripts/build.sh"
-    HEARTH_BIN=$(target_dir)/release/hearth
-fi
-export HEARTH_BIN
-make_image
-rm -rf "$work"
-mkdir -p "$work/lab"
-VERSION=0.0.1 COMPRESS=gzip "$ROOT/scripts/deb.sh" "$work/made"
-mv "$work/made/hearth_0.0.1"_*.deb "$work/lab/hearth.deb"
-rm -rf "$work/made"
-install -m 755 "$ROOT/scripts/health-lab/start" "$work/lab/start"
+begin_package_lab health-lab 0.0.1
 install -m 644 "$ROOT/tests/e2e/smtp-server.py" "$work/lab/smtp-server.py"
 make_guest_disks
-# Drives that can be pulled out of a running system, known by their serial numbers; a drive that says of itself that it takes
-# no writes any more; and one of this host, which says nothing.
+# Drives that can be pulled out of a running system, known by their serial numbers; one that is dying; and one of this host,
+# which says nothing.
 GUEST_ARGS=(-device virtio-scsi-pci)
 for serial in md-a md-b md-c lvm-a lvm-b lvm-c; do
     truncate -s 256M "$work/$serial.img"
     GUEST_ARGS+=(-drive "file=$work/$serial.img,format=raw,if=none,id=$serial,cache=unsafe"
         -device "scsi-hd,drive=$serial,serial=$serial")
 done
-truncate -s 64M "$work/dying.img" "$work/mute.img"
-GUEST_ARGS+=(-drive "file=$work/dying.img,format=raw,if=none,id=dying"
-    -device nvme,drive=dying,serial=dying,smart_critical_warning=0x8
-    -drive "file=$work/mute.img,format=raw,if=virtio")
+add_dying_drive
+truncate -s 64M "$work/mute.img"
+GUEST_ARGS+=(-drive "file=$work/mute.img,format=raw,if=virtio")
 # It takes a quarter of that; a guest that does not come up says nothing.
 LIMIT=2400
 say "Judging arrays and drives in the guest"
-boot_guest HEALTH-LAB || true
-rm -rf "$work"
-grep -q '^HEALTH-LAB END passed' "$base/console.log" || die "health failed in the guest, or the guest did not come to its end; its console is in $base/console.log"
+end_package_lab health-lab

@@ -40,6 +40,15 @@ if grep -E ' \./(var|run|srv)/' "$work/list"; then die "the package holds what i
 
 dpkg-deb -I "$deb" >"$work/info"
 has '^ Depends: .*libc6 \(>= ' "$deb" <"$work/info"
+# What it needs is in Debian 12 and in Ubuntu 24.04, which has a newer C library: the older of the two counts, and no library
+# whose package is called otherwise in one of them (Ubuntu 24.04 has some with t64 behind their names).
+glibc_most=2.36
+for needed in $(sed -n 's/^ Depends: //p' "$work/info" | sed 's/([^)]*)//g; s/[, ][, ]*/ /g'); do
+    case $needed in
+        libc6 | libgcc-s1 | systemd) ;;
+        *) die "the package needs $needed, which has to be in Debian 12 and in Ubuntu 24.04 under that name; see there and name it here" ;;
+    esac
+done
 dpkg-deb --ctrl-tarfile "$deb" | tar -xOf - ./conffiles | has '^/etc/hearth/hearth.toml$' "its list of settings"
 dpkg-deb -x "$deb" "$work/tree"
 for script in postinst prerm postrm; do
@@ -49,6 +58,12 @@ for script in postinst prerm postrm; do
         die "$script would take something away or restart the daemon"
     fi
 done
+
+# Symbols of the C library: dpkg-shlibdeps believes this machine's, which may be newer than those it is for.
+glibc=$(objdump -T "$work/tree/usr/bin/hearth" | grep -oE 'GLIBC_[0-9.]+' | sed 's/GLIBC_//' | sort -uV | tail -1)
+[[ -n $glibc && $(printf '%s\n' "$glibc" "$glibc_most" | sort -V | tail -1) == "$glibc_most" ]] ||
+    die "the binary needs symbols of glibc ${glibc:-(none found)}, and Debian 12 has $glibc_most; build it on Debian 12"
+note "needs glibc $glibc; Debian 12 has 2.36, Ubuntu 24.04 2.39"
 
 # The binary runs, without what debuggers need; that is in the other package, under the same name.
 bin=$work/tree/usr/bin/hearth

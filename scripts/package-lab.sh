@@ -10,27 +10,8 @@ set -euo pipefail
 # shellcheck source=scripts/debian-guest.sh
 . "$ROOT/scripts/debian-guest.sh"
 
-need_guest
-if [[ -z ${HEARTH_BIN:-} ]]; then
-    "$ROOT/scripts/build.sh"
-    HEARTH_BIN=$(target_dir)/release/hearth
-fi
-export HEARTH_BIN
-make_image
-rm -rf "$work"
-mkdir -p "$work/lab"
-for version in 0.0.1 0.0.2; do
-    VERSION=$version COMPRESS=gzip "$ROOT/scripts/deb.sh" "$work/made"
-    mv "$work/made/hearth_${version}"_*.deb "$work/lab/hearth-$version.deb"
-done
-rm -rf "$work/made"
-install -m 755 "$ROOT/scripts/package-lab/start" "$work/lab/start"
+begin_package_lab package-lab 0.0.1 0.0.2
 make_guest_disks
-# A drive that says of itself that it takes no writes any more.
-truncate -s 64M "$work/dying.img"
-GUEST_ARGS=(-drive "file=$work/dying.img,format=raw,if=none,id=dying"
-    -device nvme,drive=dying,serial=dying,smart_critical_warning=0x8)
+add_dying_drive
 say "Installing the package in the guest"
-boot_guest PACKAGE-LAB || true
-rm -rf "$work"
-grep -q '^PACKAGE-LAB END passed' "$base/console.log" || die "the package failed in the guest, or the guest did not come to its end; its console is in $base/console.log"
+end_package_lab package-lab

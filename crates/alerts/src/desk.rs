@@ -9,7 +9,7 @@
 //!
 //! All that has to be remembered is in this one value. Whoever owns it writes it down before messages go
 //! out and after they went: a crash in between sends a message twice, with the same number, and never not at
-//! all.
+//! all. What became of messages is told to whoever keeps a record of that ([`Desk::outcomes`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -42,7 +42,8 @@ fn settle_ms(config: &AlertsConfig, code: &str) -> u64 {
         // That it hangs is known after seconds of silence only.
         "daemon-hanging" => config.down_seconds.min(HANGING_SECONDS),
         // A server that is restarted, a cable that is put in again.
-        "origin-lost" | "disk-waiting" | "slow" | "hot" => config.settle_seconds,
+        "origin-lost" | "disk-waiting" | "slow" | "slow-writes" | "flash-slow"
+        | "flash-slow-writes" | "hot" => config.settle_seconds,
         _ => 0,
     };
     seconds.saturating_mul(SECOND)
@@ -113,6 +114,38 @@ pub struct Delivery {
     pub error: Option<String>,
 }
 
+/// What became of what was to be told, for the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A message has arrived.
+    Sent {
+        /// The way it went.
+        way: String,
+        /// Its number.
+        message: u64,
+        /// Attempts that took.
+        attempts: u64,
+        /// Its first line.
+        subject: String,
+    },
+    /// Messages will not arrive.
+    GivenUp {
+        /// The way they would have gone.
+        way: String,
+        /// How many.
+        count: u64,
+        /// Why.
+        why: &'static str,
+    },
+    /// So many messages were written within the hour that what is to be told waits.
+    HeldBack {
+        /// Things that wait.
+        count: u64,
+        /// Messages an hour.
+        most_per_hour: u64,
+    },
+}
+
 /// All that is remembered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -134,6 +167,11 @@ pub struct Desk {
     waiting: Vec<Delivery>,
     /// Messages given up, by way, since the last one that was not.
     given_up: BTreeMap<String, u64>,
+    /// It was said that `untold` is held back.
+    held: bool,
+    /// What became of things, until somebody asks. A crash loses it, and never a message.
+    #[serde(skip)]
+    outcomes: Vec<Outcome>,
 }
 
 fn key(kind: Kind, name: &str, code: &str) -> String {
@@ -286,9 +324,20 @@ impl Desk {
         let gathered =
             now.saturating_sub(self.untold_since) >= config.gather_seconds.saturating_mul(SECOND);
         let room = (self.written.len() as u64) < config.most_per_hour;
-        if self.untold.is_empty() || !gathered || !room {
+        if self.untold.is_empty() || !gathered {
             return false;
         }
+        if !room {
+            // Once for all that waits: how much it is grows, and is told with it.
+            if !std::mem::replace(&mut self.held, true) {
+                self.outcomes.push(Outcome::HeldBack {
+                    count: self.untold.len() as u64 + self.untold_more,
+                    most_per_hour: config.most_per_hour,
+                });
+            }
+            return false;
+        }
+        self.held = false;
         let mut entries = std::mem::take(&mut self.untold);
         let rank = |e: &Entry| {
             (
@@ -338,11 +387,20 @@ impl Desk {
     fn send(&mut self, config: &AlertsConfig, now: u64, host: &str, entries: Vec<Entry>) {
         self.last_id += 1;
         for way in config.ways() {
+            let mut count = 0;
             while self.waiting.iter().filter(|d| d.way == way).count() >= WAITING_MAX {
                 if let Some(at) = self.waiting.iter().position(|d| d.way == way) {
                     self.waiting.remove(at);
-                    *self.given_up.entry(way.clone()).or_default() += 1;
+                    count += 1;
                 }
+            }
+            if count > 0 {
+                *self.given_up.entry(way.clone()).or_default() += count;
+                self.outcomes.push(Outcome::GivenUp {
+                    way: way.clone(),
+                    count,
+                    why: "too many wait for it",
+                });
             }
             self.waiting.push(Delivery {
                 message: Message {
@@ -390,7 +448,13 @@ impl Desk {
         let Some(at) = at else { return };
         match outcome {
             Ok(()) => {
-                self.waiting.remove(at);
+                let delivery = self.waiting.remove(at);
+                self.outcomes.push(Outcome::Sent {
+                    way: delivery.way,
+                    message: id,
+                    attempts: delivery.attempts + 1,
+                    subject: delivery.message.subject(),
+                });
             }
             Err(error) => {
                 let delivery = &mut self.waiting[at];
@@ -407,14 +471,27 @@ impl Desk {
     /// Forgets what waits for ways that are no longer there.
     pub fn ways_are(&mut self, config: &AlertsConfig) {
         let ways = config.ways();
-        self.waiting.retain(|d| ways.contains(&d.way));
+        let mut gone: BTreeMap<String, u64> = BTreeMap::new();
+        for delivery in self.waiting.extract_if(.., |d| !ways.contains(&d.way)) {
+            *gone.entry(delivery.way).or_default() += 1;
+        }
+        let why = "it is configured no longer";
+        let gone = gone.into_iter();
+        self.outcomes
+            .extend(gone.map(|(way, count)| Outcome::GivenUp { way, count, why }));
         self.given_up.retain(|way, _| ways.contains(way));
+    }
+
+    /// What became of things since this was asked last.
+    pub fn outcomes(&mut self) -> Vec<Outcome> {
+        std::mem::take(&mut self.outcomes)
     }
 
     /// True if one does as well as the other to go on from: they differ in when things were last seen alone.
     pub fn is_as_good_as(&self, other: &Desk) -> bool {
         let still = |desk: &Desk| {
             let mut desk = desk.clone();
+            desk.outcomes.clear();
             for alert in desk.open.values_mut() {
                 alert.seen = 0;
                 if let Some(mending) = &mut alert.mending {
@@ -501,6 +578,7 @@ mod tests {
         desk: Desk,
         config: AlertsConfig,
         said: Vec<Vec<(News, String)>>,
+        outcomes: Vec<Outcome>,
     }
 
     impl Told {
@@ -509,6 +587,7 @@ mod tests {
                 desk: Desk::default(),
                 config: config(),
                 said: Vec::new(),
+                outcomes: Vec::new(),
             }
         }
 
@@ -523,6 +602,7 @@ mod tests {
                 self.desk
                     .attempted(&self.config, now, &d.way, d.message.id, Ok(()));
             }
+            self.outcomes.extend(self.desk.outcomes());
             if let Some(d) = due.first() {
                 assert_eq!(due.len(), 2, "both are told");
                 let words = d.message.entries.iter().map(|e| (e.news, e.name.clone()));
@@ -736,6 +816,45 @@ mod tests {
         assert!((12..=24).contains(&messages), "{messages}");
         told.during(T0 + 2 * DAY, T0 + 2 * DAY + MINUTE, &report(&[]));
         assert!(told.desk.untold.is_empty());
+        // That it was held back is for the record, once until the next message.
+        let held = |o: &&Outcome| matches!(o, Outcome::HeldBack { .. });
+        let held: Vec<&Outcome> = told.outcomes.iter().filter(held).collect();
+        assert!((1..=messages as usize).contains(&held.len()), "{held:?}");
+        assert!(
+            matches!(held[0], Outcome::HeldBack { count, most_per_hour: 12 } if *count > 0),
+            "{held:?}"
+        );
+    }
+
+    #[test]
+    fn what_became_of_a_message_is_for_the_record() {
+        let mut desk = Desk::default();
+        let config = config();
+        let id = desk.test(&config, T0, "h");
+        let ways = config.ways();
+        assert_eq!(desk.outcomes(), []);
+        let away = Err("away".to_owned());
+        desk.attempted(&config, T0, &ways[0], id, away);
+        assert_eq!(desk.outcomes(), [], "it is tried again");
+        desk.attempted(&config, T0 + MINUTE, &ways[0], id, Ok(()));
+        let subject = desk.waiting()[0].message.subject();
+        let sent = Outcome::Sent {
+            way: ways[0].clone(),
+            message: id,
+            attempts: 2,
+            subject,
+        };
+        assert_eq!(desk.outcomes(), [sent]);
+        assert_eq!(desk.outcomes(), [], "each once");
+        // The other way is no longer there, with one message on it.
+        let fewer: AlertsConfig = toml::from_str("[mail]\nto = ['a@example.org']").unwrap();
+        desk.ways_are(&fewer);
+        let given_up = Outcome::GivenUp {
+            way: ways[1].clone(),
+            count: 1,
+            why: "it is configured no longer",
+        };
+        assert_eq!(desk.outcomes(), [given_up]);
     }
 
     #[test]
@@ -785,6 +904,11 @@ mod tests {
         assert_eq!(desk.waiting().len(), 2 * WAITING_MAX);
         let lost: u64 = (desk.waiting().iter()).map(|d| d.message.lost_before).sum();
         assert!(lost > 0);
+        let given_up = desk.outcomes().into_iter().map(|o| match o {
+            Outcome::GivenUp { count, .. } => count,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(given_up.sum::<u64>(), 2 * (500 - WAITING_MAX as u64));
         let fewer: AlertsConfig = toml::from_str("[mail]\nto = ['a@example.org']").unwrap();
         desk.ways_are(&fewer);
         assert_eq!(desk.waiting().len(), WAITING_MAX);

@@ -7,6 +7,7 @@ use hearth_daemon::api::events::EventInfo;
 use hearth_daemon::client::{Client, escape};
 use hearth_daemon::error::Error;
 use hearth_events::time::{now_ms, utc};
+use hearth_monitor::dirs;
 
 use crate::args::{Events, Global};
 use crate::interrupt::Interrupt;
@@ -16,9 +17,61 @@ use crate::{Failure, Outcome};
 /// How often who follows asks for more.
 const PACE: Duration = Duration::from_millis(500);
 
+/// Somebody who tells events; each numbers its own.
+struct Teller {
+    client: Client,
+    path: &'static str,
+    /// Number of the newest that is dealt with, once that is known.
+    last: Option<u64>,
+}
+
+impl Teller {
+    fn new(client: Client, path: &'static str) -> Teller {
+        Teller {
+            client,
+            path,
+            last: None,
+        }
+    }
+
+    fn ask(&self, question: &str) -> Result<Vec<EventInfo>, Error> {
+        self.client.get(&format!("{}?{question}", self.path))
+    }
+
+    /// Number of the newest event of all.
+    fn newest(&self) -> Result<u64, Error> {
+        Ok(self.ask("limit=1")?.last().map_or(0, |e| e.id))
+    }
+
+    /// What has come since it was asked last; nothing the first time, and while it is not there.
+    fn more(&mut self, question: &str) -> Vec<EventInfo> {
+        let Some(last) = self.last else {
+            self.last = self.newest().ok();
+            return Vec::new();
+        };
+        let more = self.ask(&format!("{question}&after={last}"));
+        let more = more.unwrap_or_default();
+        self.last = Some(more.last().map_or(last, |e| e.id));
+        more
+    }
+}
+
+/// Where the second service tells what it told people.
+pub const ALERTS: &str = "/v1/alerts/events";
+
+/// The newest of what several told, oldest first.
+pub fn merged(told: Vec<Vec<EventInfo>>, limit: usize) -> Vec<EventInfo> {
+    let mut all: Vec<EventInfo> = told.into_iter().flatten().collect();
+    // Stable: what one told stays in its order.
+    all.sort_by_key(|event| event.at);
+    all.drain(..all.len().saturating_sub(limit));
+    all
+}
+
 pub fn run(global: &Global, args: &Events) -> Outcome {
-    let client = Client::new(&global.dir());
-    let mut question = format!("/v1/events?limit={}", args.limit);
+    let mut daemon = Teller::new(Client::new(&global.dir()), "/v1/events");
+    let mut second = Teller::new(Client::new(&dirs::run_dir(&global.dir())), ALERTS);
+    let mut question = format!("limit={}", args.limit);
     if let Some(disk) = &args.disk {
         question += &format!("&disk={}", escape(disk));
     }
@@ -30,29 +83,30 @@ pub fn run(global: &Global, args: &Events) -> Outcome {
         now_ms().saturating_sub(u64::try_from(ago).unwrap_or(u64::MAX))
     });
     // Asked first: what comes in between is shown by the next question, or the one after it.
-    let mut last = if args.follow { newest(&client)? } else { 0 };
-    let first: Vec<EventInfo> = client.get(&format!("{question}&since={since}"))?;
-    show(global, &first)?;
+    if args.follow {
+        daemon.last = Some(daemon.newest()?);
+        second.last = second.newest().ok();
+    }
+    let past = format!("{question}&since={since}");
+    let told = daemon.ask(&past)?;
+    // A host without the second service tells nobody.
+    let sent = second.ask(&past).unwrap_or_default();
+    for (teller, events) in [(&mut daemon, &told), (&mut second, &sent)] {
+        if let (Some(last), Some(newest)) = (teller.last, events.last()) {
+            teller.last = Some(last.max(newest.id));
+        }
+    }
+    show(global, &merged(vec![told, sent], args.limit as usize))?;
     if !args.follow {
         return Ok(());
     }
     let interrupt = Interrupt::watch();
-    last = first.last().map_or(last, |e| e.id.max(last));
     while !interrupt.sleep(PACE) {
-        // Over a restart of the daemon, too.
-        let Ok(more) = client.get::<Vec<EventInfo>>(&format!("{question}&after={last}")) else {
-            continue;
-        };
-        show(global, &more)?;
-        last = more.last().map_or(last, |e| e.id);
+        // Over a restart of either, too.
+        let more = vec![daemon.more(&question), second.more(&question)];
+        show(global, &merged(more, usize::MAX))?;
     }
     Ok(())
-}
-
-/// Number of the newest event of all.
-fn newest(client: &Client) -> Result<u64, Error> {
-    let newest: Vec<EventInfo> = client.get("/v1/events?limit=1")?;
-    Ok(newest.last().map_or(0, |e| e.id))
 }
 
 /// Shows events, oldest first.
@@ -90,6 +144,24 @@ pub fn line(event: &EventInfo) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_two_tell_is_in_the_order_of_time_and_the_newest_are_kept() {
+        let event = |id, at| EventInfo {
+            id,
+            at,
+            event: "x".to_owned(),
+            severity: "info".to_owned(),
+            disk: None,
+            text: String::new(),
+            details: serde_json::Map::new(),
+        };
+        let daemon = vec![event(7, 10), event(8, 30), event(9, 30)];
+        let second = vec![event(1, 20), event(2, 40)];
+        let all = merged(vec![daemon, second], 4);
+        let ids: Vec<u64> = all.iter().map(|e| e.id).collect();
+        assert_eq!(ids, [1, 8, 9, 2]);
+    }
 
     #[test]
     fn a_line_says_when_what_and_to_whom() {

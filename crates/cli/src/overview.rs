@@ -17,7 +17,7 @@ use hearth_monitor::watch::Seen;
 use serde::Serialize;
 
 use crate::args::Global;
-use crate::events::line;
+use crate::events::{self, line};
 use crate::stats::percent;
 use crate::table::{Table, plain};
 use crate::{Outcome, alert, print_json};
@@ -174,7 +174,12 @@ pub fn judged(seen: Option<&Seen>, error: Option<&Error>) -> Report {
 pub fn run(global: &Global) -> Outcome {
     let client = Client::new(&global.dir());
     let seen = Seen::ask(&client);
-    let second = alert::second(global).and_then(|c| c.get::<Report>("/v1/health"));
+    let second = alert::second(global);
+    let recent = format!("severity=notice&limit={EVENTS}");
+    let sent: Vec<EventInfo> = (second.as_ref().ok())
+        .and_then(|c| c.get(&format!("{}?{recent}", events::ALERTS)).ok())
+        .unwrap_or_default();
+    let second = second.and_then(|c| c.get::<Report>("/v1/health"));
     let monitor = second.is_ok();
     let (seen, error) = match seen {
         Ok(seen) => (Some(seen), None),
@@ -184,10 +189,11 @@ pub fn run(global: &Global) -> Outcome {
     let events: Vec<EventInfo> = match &seen {
         // Events are the least of it: without them the rest is worth showing.
         Some(_) => client
-            .get(&format!("/v1/events?severity=notice&limit={EVENTS}"))
+            .get(&format!("/v1/events?{recent}"))
             .unwrap_or_default(),
         None => Vec::new(),
     };
+    let events = events::merged(vec![events, sent], EVENTS);
     let status = Status {
         condition: health.condition,
         monitor,

@@ -1,4 +1,4 @@
-//! Where a daemon's events are kept: in the state directory, if they can be.
+//! Where the events of a daemon, or of the second service, are kept: in its state directory, if they can be.
 
 use std::path::Path;
 
@@ -13,12 +13,12 @@ fn journal() -> Option<Journal> {
 }
 
 /// Opens the events kept in the state directory. A daemon serves its disks without, too.
-pub(crate) fn open(state_dir: &Path) -> Events {
+pub fn open(state_dir: &Path) -> Events {
     let dir = state_dir.join("events");
     match Events::kept(&dir, journal()) {
         Ok(events) => return events,
         Err(OpenError::Taken) => tracing::warn!(
-            "another daemon keeps its events in {}; this one's are lost at its end. Give each a --state-dir of its own",
+            "another process keeps its events in {}; this one's are lost at its end. Give each a --state-dir of its own",
             dir.display()
         ),
         Err(OpenError::Io(e)) => tracing::warn!(

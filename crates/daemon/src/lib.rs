@@ -15,7 +15,7 @@ pub mod daemon;
 pub mod degraded;
 pub mod descriptors;
 pub mod error;
-mod events;
+pub mod events;
 pub mod exports;
 mod gate;
 mod grounds;

@@ -350,6 +350,15 @@ kinds! {
     /// What the memory controller had changed is as before, or left to who changed it since.
     "memory-set-back" Info MemorySetBack { what: String, value: String, how: String }
         "{what}: {how} ({value})"
+    /// A message about what is wrong, or that it is over, has reached one of those who are told.
+    "alert-sent" Info AlertSent { way: String, message: u64, attempts: u64, subject: String }
+        "told {way}: {subject}"
+    /// Messages to one of those who are told were given up: too many waited for it, or it is configured no longer.
+    "alert-given-up" Warning AlertGivenUp { way: String, count: u64, why: String }
+        "{count} messages to {way} were given up: {why}"
+    /// There is more to tell than messages an hour; it waits, and comes in one.
+    "alerts-held-back" Notice AlertsHeldBack { count: u64, most_per_hour: u64 }
+        "{count} things are to be told and wait: {most_per_hour} messages were written within the hour"
     /// Events that came too fast to be written to the file.
     "events-left-out" Warning EventsLeftOut { count: u64 }
         "{count} events came too fast and are not in the file"

@@ -71,7 +71,8 @@ pub struct Mount {
     pub kind: String,
     /// What it is made of.
     pub source: String,
-    /// It takes no writes, here or anywhere.
+    /// The file system itself takes no writes. How it is mounted says nothing: to a service that is kept from writing, as
+    /// the one that looks is, all of them are mounted read-only.
     pub read_only: bool,
 }
 
@@ -103,13 +104,14 @@ pub fn mounts(mountinfo: &str) -> Vec<Mount> {
         let front: Vec<&str> = front.split(' ').collect();
         let mut back = back.split(' ');
         let (kind, source, options) = (back.next()?, back.next()?, back.next()?);
-        let ro = |options: &str| options.split(',').any(|o| o == "ro");
+        // Since Linux 6.15, ext4 leaves itself writable in name after errors, and says so apart.
+        let ro = |o: &str| matches!(o, "ro" | "emergency_ro" | "shutdown");
         Some(Mount {
             device: (*front.get(2)?).to_owned(),
             at: unescape(front.get(4)?),
             kind: kind.to_owned(),
             source: unescape(source),
-            read_only: ro(front.get(5)?) || ro(options),
+            read_only: options.split(',').any(ro),
         })
     };
     mountinfo.lines().filter_map(line).collect()
@@ -132,18 +134,25 @@ mod tests {
     const INFO: &str = "22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,errors=remount-ro\n\
         40 22 8:17 / /srv/vm\\040images rw,relatime shared:5 - ext4 /dev/sdb1 ro,errors=remount-ro\n\
         41 22 0:44 / /srv rw - nfs4 host:/srv rw,vers=4.2\n\
+        42 22 253:2 / /srv/lv ro,relatime shared:9 - ext4 /dev/mapper/vg-lv rw,stripe=1\n\
+        43 22 253:3 / /srv/aborted rw - ext4 /dev/mapper/vg-a rw,emergency_ro\n\
         nonsense\n";
 
     #[test]
     fn mounts_and_who_lies_on_them() {
         let mounts = mounts(INFO);
-        assert_eq!(mounts.len(), 3);
+        assert_eq!(mounts.len(), 5);
         let of = |path: &str| mount_of(&mounts, Path::new(path)).unwrap();
         assert_eq!(of("/srv/vm images/a.raw").source, "/dev/sdb1");
         assert!(
             of("/srv/vm images/a.raw").read_only,
             "the kernel made it so"
         );
+        assert!(
+            !of("/srv/lv/a.raw").read_only,
+            "so it looks to a service that may not write (ProtectSystem=strict)"
+        );
+        assert!(of("/srv/aborted/a.raw").read_only);
         assert_eq!(of("/srv/vm").kind, "nfs4");
         assert_eq!(of("/srvx").device, "254:1");
         assert!(!of("/").read_only);

@@ -455,6 +455,10 @@ impl Driver {
                     self.machine.noted(now_ns(), seq, false);
                 }
             }
+            // Whoever took it out knows; that it is done is told when the disk's record says so.
+            Action::Lost {
+                why: Why::Removed, ..
+            } => {}
             Action::Lost { leg, why } => {
                 self.shared.witness.tell(News::Lost {
                     leg: self.shared.leg_name(leg),
@@ -799,6 +803,7 @@ pub(crate) fn why_text(why: Why) -> String {
         Why::Error(e) => e.to_string(),
         Why::Silent => "it did not answer in time".to_owned(),
         Why::Missing => "it was not there".to_owned(),
+        Why::Removed => "it was taken out".to_owned(),
     }
 }
 

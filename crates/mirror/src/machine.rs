@@ -155,6 +155,8 @@ pub enum Why {
     Silent,
     /// It was not there when the mirror was opened.
     Missing,
+    /// Somebody took it out.
+    Removed,
 }
 
 /// What bounds a mirror.

@@ -2,18 +2,22 @@
 //!
 //! What is to be told is decided by the [desk](hearth_alerts::desk), which is kept in a file together with how
 //! far the daemon's events were read: so neither a restart of this service nor one of the daemon loses or repeats
-//! anything. The file is written before a message goes out and after.
+//! anything. The file is written before a message goes out and after. That a message went out is an event, kept in this
+//! service's own state directory: the daemon, of which it may tell that it is gone, has no part in it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hearth_alerts::desk::Happened;
+use hearth_alerts::desk::{Happened, Outcome};
 use hearth_alerts::{AlertsConfig, Desk, send};
-use hearth_daemon::api::events::EventInfo;
+use hearth_daemon::api::events::{Asked, EventInfo};
 use hearth_daemon::error::{Error, Result};
 use hearth_events::time::now_ms;
+use hearth_events::{Event, Events};
 use hearth_health::{Condition, Kind};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +50,8 @@ pub struct Alerting {
     host: String,
     verdict: Verdict,
     kept: Arc<Mutex<Kept>>,
+    /// What became of messages; there once it runs, and over restarts of the part.
+    events: Arc<OnceLock<Events>>,
 }
 
 /// This host's name.
@@ -93,6 +99,55 @@ fn told(event: &EventInfo) -> Option<Happened> {
     })
 }
 
+/// What became of a message, as an event.
+fn event(outcome: Outcome) -> Event {
+    match outcome {
+        Outcome::Sent {
+            way,
+            message,
+            attempts,
+            subject,
+        } => Event::AlertSent {
+            way,
+            message,
+            attempts,
+            subject,
+        },
+        Outcome::GivenUp { way, count, why } => Event::AlertGivenUp {
+            way,
+            count,
+            why: why.to_owned(),
+        },
+        Outcome::HeldBack {
+            count,
+            most_per_hour,
+        } => Event::AlertsHeldBack {
+            count,
+            most_per_hour,
+        },
+    }
+}
+
+/// The events somebody asked for.
+async fn asked(
+    events: Arc<OnceLock<Events>>,
+    asked: std::result::Result<Query<Asked>, QueryRejection>,
+) -> Result<Json<Vec<EventInfo>>> {
+    let Query(asked) = asked.map_err(|e| {
+        Error::invalid(
+            format!("the question is not understood: {}", e.body_text()),
+            "ask as for the daemon's events, see docs/events.md",
+        )
+    })?;
+    // It reads files.
+    let found = tokio::task::spawn_blocking(move || {
+        let events = events.get();
+        events.map_or(Ok(Vec::new()), |events| asked.of(events))
+    });
+    let ended = |e| Error::internal(format!("events could not be read: {e}"));
+    Ok(Json(found.await.map_err(ended)??))
+}
+
 impl Alerting {
     /// Tells whom the configuration names.
     pub fn new(config: AlertsConfig, verdict: Verdict) -> Alerting {
@@ -101,7 +156,16 @@ impl Alerting {
             config,
             verdict,
             kept: Arc::default(),
+            events: Arc::default(),
         }
+    }
+
+    /// Makes events of what became of messages.
+    fn tell(&self, outcomes: Vec<Outcome>) {
+        let Some(events) = self.events.get() else {
+            return;
+        };
+        outcomes.into_iter().map(event).for_each(|e| events.tell(e));
     }
 
     /// Keeps what changed, if something did.
@@ -152,12 +216,15 @@ impl Alerting {
             }
             let (way, id) = (&delivery.way, delivery.message.id);
             let outcome = send::send(&self.config, way, &delivery.message);
-            match &outcome {
-                Ok(()) => tracing::info!(way, id, "told: {}", delivery.message.subject()),
-                Err(e) => tracing::warn!(way, id, "not told, and tried again: {e}"),
+            if let Err(e) = &outcome {
+                tracing::warn!(way, id, "not told, and tried again: {e}");
             }
-            let mut kept = lock(&self.kept);
-            (kept.desk).attempted(&self.config, now_ms(), way, id, outcome);
+            let outcomes = {
+                let mut kept = lock(&self.kept);
+                (kept.desk).attempted(&self.config, now_ms(), way, id, outcome);
+                kept.desk.outcomes()
+            };
+            self.tell(outcomes);
         }
     }
 
@@ -211,7 +278,9 @@ impl Part for Arc<Alerting> {
             )
         })?;
         let mut stored = stored.unwrap_or_default();
+        (self.events).get_or_init(|| hearth_daemon::events::open(context.state.dir()));
         stored.desk.ways_are(&self.config);
+        self.tell(stored.desk.outcomes());
         *lock(&self.kept) = stored.clone();
         let mut judged_at = 0;
         let mut failing = false;
@@ -225,9 +294,12 @@ impl Part for Arc<Alerting> {
             if turn % EVENTS_EVERY == 0 {
                 self.follow(context);
             }
-            lock(&self.kept)
-                .desk
-                .write(&self.config, now_ms(), &self.host);
+            let outcomes = {
+                let mut kept = lock(&self.kept);
+                kept.desk.write(&self.config, now_ms(), &self.host);
+                kept.desk.outcomes()
+            };
+            self.tell(outcomes);
             let before = self.keep(context, &mut stored);
             // A full file system is no reason to tell nobody.
             self.deliver(context);
@@ -246,7 +318,7 @@ impl Part for Arc<Alerting> {
     }
 
     fn routes(&self) -> Router {
-        let (list, test) = (self.clone(), self.clone());
+        let (list, test, events) = (self.clone(), self.clone(), self.events.clone());
         let list = move || async move { Json(list.info()) };
         let test = move || async move {
             let mut kept = lock(&test.kept);
@@ -259,6 +331,7 @@ impl Part for Arc<Alerting> {
         Router::new()
             .route("/v1/alerts", get(list))
             .route("/v1/alerts/test", post(test))
+            .route("/v1/alerts/events", get(move |query| asked(events, query)))
     }
 }
 

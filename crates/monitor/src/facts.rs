@@ -129,8 +129,26 @@ pub fn stuck(seen: &Seen) -> Vec<(String, u64)> {
     stuck.map(|s| (s.thread.clone(), s.seconds)).collect()
 }
 
+/// What origins are asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+}
+
+impl Asked {
+    fn of(self, counters: &Counters) -> (u64, u64) {
+        match self {
+            Asked::Read => (counters.origin_reads, counters.origin_read_ns),
+            Asked::Write => (counters.origin_writes, counters.origin_write_ns),
+        }
+    }
+}
+
 /// How the origins of these disks answered, all together.
-pub fn answers(name: &str, seen: &Seen, disks: &[String]) -> Answers {
+pub fn answers(name: &str, seen: &Seen, disks: &[String], asked: Asked) -> Answers {
     let mut answers = Answers {
         name: name.to_owned(),
         ..Answers::default()
@@ -139,10 +157,11 @@ pub fn answers(name: &str, seen: &Seen, disks: &[String]) -> Answers {
     let reports = seen.stats.disks.iter().filter(|r| disks.contains(&r.name));
     for report in reports {
         if let (Some(now), Some(then)) = (span(&report.spans, "5min"), span(&report.spans, "1d")) {
-            answers.ops += now.origin_reads;
-            answers.day_ops += then.origin_reads;
-            lately += now.origin_read_ns;
-            day += then.origin_read_ns;
+            let ((now, now_ns), (then, then_ns)) = (asked.of(now), asked.of(then));
+            answers.ops += now;
+            answers.day_ops += then;
+            lately += now_ns;
+            day += then_ns;
         }
     }
     let mean = |ns: u64, ops: u64| ns as f64 / 1000.0 / ops.max(1) as f64;

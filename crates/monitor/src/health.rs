@@ -1,21 +1,24 @@
 //! The part that judges: the daemon's own words, what was found beneath, and the host's clock, in one report.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::routing::get;
 use axum::{Json, Router};
+use hearth_daemon::api::types::PoolDevice;
 use hearth_daemon::error::Result;
 use hearth_daemon::sign;
 use hearth_events::time::now_ms;
 use hearth_health::clock::Clocks;
 use hearth_health::daemon::{Daemon, Limits, Presence};
+use hearth_health::latency::{Answers, Total, Trail};
 use hearth_health::memory::{self, Controller};
 use hearth_health::{Item, Kind, Reason, Report, latency};
 
 use crate::api::Link;
 use crate::collect::Findings;
-use crate::facts;
+use crate::facts::{self, Asked};
 use crate::part::{Context, Part};
 use crate::watch::Seen;
 
@@ -66,6 +69,7 @@ pub struct Judging {
 struct Memory {
     began: Instant,
     clocks: Clocks,
+    flash: Trails,
     pid: Option<u32>,
     /// The daemon's starts.
     starts: Vec<Instant>,
@@ -130,34 +134,69 @@ fn slow(items: &mut [Item], seen: &Seen) {
         .filter(|item| kinds(item))
         .flat_map(|item| item.disks.clone())
         .collect();
-    let answers = |item: &Item| {
-        if kinds(item) {
-            Some(facts::answers(&item.name, seen, &item.disks))
-        } else if item.kind == Kind::Disk && !local.contains(&item.name) {
-            Some(facts::answers(
-                &item.name,
-                seen,
-                std::slice::from_ref(&item.name),
-            ))
-        } else {
-            None
-        }
-    };
-    let all: Vec<_> = items.iter().map(answers).collect();
-    for kind in [Kind::Device, Kind::Disk] {
-        let peers: Vec<_> = (items.iter().zip(&all))
-            .filter(|(item, _)| item.kind == kind)
-            .filter_map(|(_, answers)| answers.clone())
-            .collect();
-        for (item, answers) in items
-            .iter_mut()
-            .zip(&all)
-            .filter(|(item, _)| item.kind == kind)
-        {
-            if let Some(answers) = answers {
-                item.add(latency::judge(answers, &peers));
+    for (asked, sort) in [
+        (Asked::Read, latency::ORIGIN_READS),
+        (Asked::Write, latency::ORIGIN_WRITES),
+    ] {
+        let answers = |item: &Item| {
+            let own = std::slice::from_ref(&item.name);
+            if kinds(item) {
+                Some(facts::answers(&item.name, seen, &item.disks, asked))
+            } else if item.kind == Kind::Disk && !local.contains(&item.name) {
+                Some(facts::answers(&item.name, seen, own, asked))
+            } else {
+                None
+            }
+        };
+        let all: Vec<_> = items.iter().map(answers).collect();
+        for kind in [Kind::Device, Kind::Disk] {
+            let peers: Vec<_> = (items.iter().zip(&all))
+                .filter(|(item, _)| item.kind == kind)
+                .filter_map(|(_, answers)| answers.clone())
+                .collect();
+            for (item, answers) in (items.iter_mut().zip(&all)).filter(|(i, _)| i.kind == kind) {
+                if let Some(answers) = answers {
+                    item.add(latency::judge(sort, answers, &peers));
+                }
             }
         }
+    }
+}
+
+/// What each flash device did, by its number for life: reads and writes.
+#[derive(Default)]
+struct Trails(BTreeMap<String, [Trail; 2]>);
+
+impl Trails {
+    /// Flash devices that have become slow, in what is said of the pool.
+    fn judge(&mut self, at: u64, devices: &[PoolDevice]) -> Vec<Reason> {
+        self.0.retain(|id, _| devices.iter().any(|d| d.uuid == *id));
+        for device in devices {
+            let Some(io) = &device.io else { continue };
+            let [reads, writes] = self.0.entry(device.uuid.clone()).or_default();
+            let total = |ops, us| Total { ops, us };
+            reads.add(at, total(io.reads, io.read_us));
+            writes.add(at, total(io.writes, io.write_us));
+        }
+        let mut said = Vec::new();
+        for (which, sort) in [latency::FLASH_READS, latency::FLASH_WRITES]
+            .into_iter()
+            .enumerate()
+        {
+            let answers = |device: &PoolDevice| {
+                let trails = self.0.get(&device.uuid)?;
+                Some(trails[which].answers(&device.path))
+            };
+            let all: Vec<Answers> = devices.iter().filter_map(answers).collect();
+            // One that is known to be slow, or lost, is told by the daemon.
+            for device in devices.iter().filter(|d| !d.slow && !d.lost) {
+                if let Some(one) = answers(device) {
+                    let reasons = latency::judge(sort, &one, &all);
+                    latency::join(&mut said, &device.path, reasons);
+                }
+            }
+        }
+        said
     }
 }
 
@@ -186,6 +225,10 @@ impl Judging {
                 items.extend(facts::items(seen, &self.limits));
                 items.extend(collected.items);
                 slow(&mut items, seen);
+                let late = memory.flash.judge(steady, &seen.pool.devices);
+                if let Some(pool) = items.iter_mut().find(|item| item.kind == Kind::Pool) {
+                    pool.add(late);
+                }
             }
             None => {
                 unseen.extend([Kind::Pool, Kind::Disk, Kind::Datastore]);
@@ -212,6 +255,7 @@ impl Part for Judging {
         let mut memory = Memory {
             began: Instant::now(),
             clocks: Clocks::default(),
+            flash: Trails::default(),
             pid: None,
             starts: Vec::new(),
         };
@@ -248,7 +292,50 @@ fn unknown() -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearth_daemon::api::types::DeviceIo;
     use hearth_memory::{Level, Profile, Seen, Status};
+
+    #[test]
+    fn a_flash_device_that_has_become_slow_is_named() {
+        let mut trails = Trails::default();
+        let device = |uuid: &str| PoolDevice {
+            path: format!("/dev/{uuid}"),
+            uuid: uuid.to_owned(),
+            io: Some(DeviceIo::default()),
+            ..PoolDevice::default()
+        };
+        let mut devices = vec![device("a"), device("b")];
+        let mut at = 0;
+        let mut work = |devices: &mut [PoolDevice], minutes: u64, write_us: u64| {
+            let mut said = Vec::new();
+            for _ in 0..minutes {
+                at += 60_000;
+                let writes = [300, write_us];
+                for (device, us) in devices.iter_mut().zip(writes) {
+                    let io = device.io.as_mut().unwrap();
+                    (io.reads, io.read_us) = (io.reads + 100, io.read_us + 20_000);
+                    (io.writes, io.write_us) = (io.writes + 100, io.write_us + 100 * us);
+                }
+                said = trails.judge(at, devices);
+            }
+            said
+        };
+        assert_eq!(work(&mut devices, 300, 300), []);
+        let said = work(&mut devices, 6, 60_000);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert_eq!(said[0].code, "flash-slow-writes");
+        assert!(
+            said[0].what.starts_with("/dev/b: writes take 60 ms"),
+            "{said:?}"
+        );
+        // The daemon says so itself.
+        devices[1].slow = true;
+        assert_eq!(work(&mut devices, 1, 60_000), []);
+        // One that has gone is forgotten.
+        devices.pop();
+        assert_eq!(work(&mut devices, 1, 300), []);
+        assert_eq!(trails.0.len(), 1);
+    }
 
     #[test]
     fn the_memory_controller_is_judged_by_its_file() {

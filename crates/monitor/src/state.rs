@@ -56,6 +56,11 @@ impl StateDir {
         })
     }
 
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Where a file of this name is.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)

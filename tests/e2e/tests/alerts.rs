@@ -212,7 +212,73 @@ fn a_mail_server_that_is_away_loses_no_alert_over_restarts() -> Result<()> {
         "each arrived once: {:#?}",
         post.mails()
     );
+    // It is on record, among what the daemon tells, and over a restart of both.
+    monitor.end()?;
+    let monitor = Monitor::start(&hearth, &["--config", &config])?;
+    let events = hearth.ok(&["events", "--json"])?;
+    let told = |name: &str| -> Vec<serde_json::Value> {
+        let name = format!("\"event\":\"{name}\"");
+        let lines = events.lines().filter(|line| line.contains(&name));
+        lines.filter_map(|l| serde_json::from_str(l).ok()).collect()
+    };
+    let sent = told("alert-sent");
+    ensure!(sent.len() == 4, "{events}");
+    let first = &sent[0]["details"];
+    ensure!(
+        first["way"] == "mail:night@example.org" && first["attempts"].as_u64() > Some(1),
+        "{events}"
+    );
+    ensure!(told("daemon-started-after-crash").len() == 1, "{events}");
     nothing_tells_the_password(&hearth, &monitor)?;
+    monitor.end()
+}
+
+/// More to tell than messages an hour is on record, and so is what a way that is configured no longer was to get.
+#[test]
+fn what_is_held_back_or_given_up_is_on_record() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let dir = hearth.dir().to_owned();
+    let write = |name: &str, to: &str| -> Result<String> {
+        let path = dir.join(name);
+        // Nobody listens there.
+        let text =
+            format!("[alerts]\ngather_seconds = 0\nmost_per_hour = 1\ndown_seconds = 600\n{to}\n");
+        fs::write(&path, text)?;
+        Ok(path.to_str().context("a path is not UTF-8")?.to_owned())
+    };
+    let config = write(
+        "one.toml",
+        "[alerts.mail]\nto = ['ops@example.org']\nserver = '127.0.0.1'\nport = 9\nsecurity = 'none'",
+    )?;
+    let monitor = Monitor::start(&hearth, &["--config", &config])?;
+    let begun = dir.join("monitor/alerts.json");
+    wait::until("events are followed", LIMIT, || {
+        let text = fs::read_to_string(&begun).ok()?;
+        text.contains("\"begun\":true").then_some(())
+    })?;
+    for crash in 0..2 {
+        hearth.kill9()?;
+        hearth.start()?;
+        monitor.until("it is followed", "/v1/alerts", |info| {
+            info["waiting"].as_array().is_some_and(|w| !w.is_empty()) || crash > 0
+        })?;
+    }
+    let told = |name: &str| -> Result<serde_json::Value> {
+        wait::until(name, LIMIT, || {
+            let events = hearth.ok(&["events", "--json"]).ok()?;
+            let mut lines = events.lines().filter_map(|l| serde_json::from_str(l).ok());
+            lines.find(|e: &serde_json::Value| e["event"] == name)
+        })
+    };
+    let held = told("alerts-held-back")?;
+    ensure!(held["details"]["most_per_hour"] == 1, "{held}");
+    monitor.end()?;
+    let monitor = Monitor::start(&hearth, &["--config", &write("none.toml", "")?])?;
+    let given_up = told("alert-given-up")?;
+    ensure!(
+        given_up["details"]["way"] == "mail:ops@example.org",
+        "{given_up}"
+    );
     monitor.end()
 }
 

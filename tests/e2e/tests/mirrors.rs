@@ -449,6 +449,9 @@ fn legs_come_and_go_under_a_load() -> Result<()> {
     ensure!(!shown.contains(&format!("{}:", path(&a))), "{shown}");
     wait_event(&hearth, "leg-added", path(&c))?;
     wait_event(&hearth, "leg-removed", path(&a))?;
+    // Nothing was lost.
+    let events = hearth.ok(&["events", "--disk", "d", "--json"])?;
+    ensure!(!events.contains("\"leg-lost\""), "{events}");
     // What was taken out is free for somebody else.
     hearth.add("old", path(&a), &[])?;
     writer.load(&mut client, LOAD, || Ok(()))?;

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::{Query, State};
-use hearth_events::{Record, Severity};
+use hearth_events::{Events, Record, Severity};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -55,7 +55,7 @@ impl From<Record> for EventInfo {
 /// Which events are asked for.
 #[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub struct Asked {
     /// Only this disk's.
     disk: Option<String>,
     /// Only from this time on, in milliseconds since 1970.
@@ -68,6 +68,26 @@ pub(super) struct Asked {
     severity: Option<String>,
     /// So many at most, the newest; 1000 unless said, at most 10000.
     limit: Option<u32>,
+}
+
+impl Asked {
+    /// The events of `events` that were asked for, oldest first. Reads files.
+    pub fn of(self, events: &Events) -> Result<Vec<EventInfo>> {
+        let query = hearth_events::Query {
+            disk: self.disk,
+            since: self.since,
+            after: self.after,
+            severity: self.severity.as_deref().map(severity).transpose()?,
+            limit: self.limit.unwrap_or(LIMIT).min(LIMIT_MAX) as usize,
+        };
+        let found = events.query(&query).map_err(|e| {
+            Error::unavailable(
+                format!("the file of events cannot be read: {e}"),
+                "see `events` in the state directory",
+            )
+        })?;
+        Ok(found.into_iter().map(EventInfo::from).collect())
+    }
 }
 
 fn severity(word: &str) -> Result<Severity> {
@@ -95,23 +115,7 @@ async fn get_events(
             "see the API's description at /v1/openapi.json",
         )
     })?;
-    let query = hearth_events::Query {
-        disk: asked.disk,
-        since: asked.since,
-        after: asked.after,
-        severity: asked.severity.as_deref().map(severity).transpose()?,
-        limit: asked.limit.unwrap_or(LIMIT).min(LIMIT_MAX) as usize,
-    };
-    run(panel, move |c| {
-        let found = c.events().query(&query).map_err(|e| {
-            Error::unavailable(
-                format!("the file of events cannot be read: {e}"),
-                "see `events` in the state directory",
-            )
-        })?;
-        Ok(found.into_iter().map(EventInfo::from).collect())
-    })
-    .await
+    run(panel, move |c| asked.of(c.events())).await
 }
 
 pub(super) fn routes() -> OpenApiRouter<Panel> {

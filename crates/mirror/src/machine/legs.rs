@@ -303,7 +303,7 @@ impl Machine {
     /// Takes a leg out for good; false if no other one holds the disk.
     pub fn remove(&mut self, now: u64, leg: usize) -> bool {
         self.now = now;
-        if !self.expel(leg, Why::Missing) {
+        if !self.expel(leg, Why::Removed) {
             return false;
         }
         if let Some(leg) = self.legs.get_mut(leg) {
