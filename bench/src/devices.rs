@@ -40,6 +40,34 @@ pub(crate) fn tool(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
 }
 
+/// Loop devices over files below a directory.
+pub(crate) fn loops_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut ours = Vec::new();
+    for entry in fs::read_dir("/sys/block")?.flatten() {
+        let file = entry.path().join("loop/backing_file");
+        if fs::read_to_string(file).is_ok_and(|f| Path::new(f.trim_end()).starts_with(dir)) {
+            ours.push(Path::new("/dev").join(entry.file_name()));
+        }
+    }
+    Ok(ours)
+}
+
+/// Nothing below a directory is swapped to any more, nor shown by a loop device.
+pub(crate) fn unused_below(dir: &Path) -> Result<()> {
+    let ours = loops_below(dir)?;
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    for line in swaps.lines() {
+        let area = Path::new(line.split_whitespace().next().unwrap_or_default());
+        if area.starts_with(dir) || ours.iter().any(|d| d == area) {
+            tool("swapoff", &[path(area)])?;
+        }
+    }
+    for device in ours {
+        tool("losetup", &["-d", path(&device)])?;
+    }
+    Ok(())
+}
+
 /// A group of processes that may read and write so many bytes a second of each of some devices.
 #[derive(Debug)]
 pub struct Limited {

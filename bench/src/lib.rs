@@ -20,6 +20,7 @@ pub mod made;
 pub mod modelled;
 pub mod nfs;
 pub mod overcommit;
+mod paged;
 pub mod peers;
 pub mod report;
 pub mod rows;

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use hearth_rig::daemon::path;
 use hearth_rig::wait;
 
-use crate::devices::tool;
+use crate::devices::{tool, unused_below};
 use crate::modelled::Disk;
 
 /// The control group of all guests.
@@ -58,6 +58,15 @@ pub fn hold(parent: &Path) -> Result<Held> {
 
 /// Takes everything away that a run may have left.
 pub fn clean(dir: &Path) -> Result<()> {
+    tidy(dir)?;
+    if dir.exists() {
+        fs::remove_dir_all(dir)?;
+    }
+    Ok(())
+}
+
+/// The same, but for files.
+pub fn tidy(dir: &Path) -> Result<()> {
     restore(dir)?;
     // Guests first: what they had swapped out need not be read back then.
     wait::until("the guests are gone", LIMIT, || {
@@ -68,26 +77,7 @@ pub fn clean(dir: &Path) -> Result<()> {
         }
         procs.is_empty().then_some(())
     })?;
-    let below = dir.display().to_string();
-    let mut ours: Vec<String> = Vec::new();
-    for entry in fs::read_dir("/sys/block")?.flatten() {
-        let file = entry.path().join("loop/backing_file");
-        if fs::read_to_string(file).is_ok_and(|f| f.starts_with(&below)) {
-            ours.push(format!("/dev/{}", entry.file_name().to_string_lossy()));
-        }
-    }
-    for line in fs::read_to_string("/proc/swaps")
-        .unwrap_or_default()
-        .lines()
-    {
-        let area = line.split_whitespace().next().unwrap_or_default();
-        if area.starts_with(&below) || ours.iter().any(|d| d == area) {
-            tool("swapoff", &[area])?;
-        }
-    }
-    for device in ours {
-        tool("losetup", &["-d", &device])?;
-    }
+    unused_below(dir)?;
     let mount = dir.join("mnt");
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     if mounts
@@ -100,10 +90,21 @@ pub fn clean(dir: &Path) -> Result<()> {
         let _ = fs::remove_dir(GROUP);
         (!Path::new(GROUP).exists()).then_some(())
     })?;
-    if dir.exists() {
-        fs::remove_dir_all(dir)?;
+    // The next one makes its own.
+    for left in ["flash.swap", "disk.img"] {
+        match fs::remove_file(dir.join(left)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
+            _ => {}
+        }
     }
     Ok(())
+}
+
+/// Bytes that are swapped out, to whatever.
+pub fn swapped_out() -> u64 {
+    let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let used = |line: &str| -> Option<u64> { line.split_whitespace().nth_back(1)?.parse().ok() };
+    text.lines().skip(1).filter_map(used).sum::<u64>() << 10
 }
 
 /// Sets a file of the kernel's, with what was in it noted before.

@@ -10,6 +10,8 @@
 
 mod guests;
 mod host;
+mod probe;
+mod report;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,12 +21,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use hearth_rig::child::bound_to_us;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Args;
 use guests::{Asked, Guest, ask};
 use host::{Group, Swap};
+use report::{Left, Measured, quantile, tables};
 
 /// Set for the child that measures.
 const CHILD: &str = "HEARTH_OVERCOMMIT_CHILD";
@@ -106,34 +108,6 @@ const ALL: [Contender; 6] = [
     },
 ];
 
-/// What came of one.
-#[derive(Clone, Debug, Serialize)]
-struct Measured {
-    contender: String,
-    what: String,
-    round: usize,
-    requests: usize,
-    p50_ms: f64,
-    p95_ms: f64,
-    p99_ms: f64,
-    longest_ms: f64,
-    unanswered: u64,
-    failed: u64,
-    wrong: u64,
-    touched_mib: u64,
-    touched_wrong: u64,
-    touch_longest_s: f64,
-    /// Guests that did not come round to say what they saw.
-    lost: u64,
-    /// Seconds until the guest that was started was up and had its data; `None` if it was not by the end.
-    started_s: Option<f64>,
-    swapped_in_mib: u64,
-    swapped_out_mib: u64,
-    compressed_mib: u64,
-    /// Seconds until it was measured.
-    setup_s: f64,
-}
-
 /// Runs it.
 pub fn run(args: &Args) -> Result<()> {
     if std::env::var_os(CHILD).is_some() {
@@ -208,77 +182,74 @@ fn measure(args: &Args) -> Result<()> {
     for number in 0..=GUESTS {
         guests::make_data(&dir.join(format!("data.{number}")), number, &sources)?;
     }
-    let mut all = Vec::new();
+    let (mut all, mut left) = (Vec::new(), Vec::new());
     for round in 1..=args.rounds {
         for contender in &picked {
-            let began = Instant::now();
             eprintln!("\n== round {round}, {}: {}", contender.id, contender.what);
-            match one(args, &dir, contender, round) {
+            let lacks = lacking(contender);
+            let outcome = match &lacks {
+                Some(why) => Err(anyhow::anyhow!("{why}")),
+                None => one(args, &dir, contender, round),
+            };
+            match outcome {
                 Ok(measured) => {
                     eprintln!(
-                        "   p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms ({:.0} s in all)",
+                        "   p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms; a page back in {:.1} ms, p99 {:.1} ms",
                         measured.p50_ms,
                         measured.p99_ms,
                         measured.longest_ms,
-                        began.elapsed().as_secs_f64()
-                    );
-                    ensure!(
-                        measured.wrong == 0 && measured.touched_wrong == 0,
-                        "memory was not right: {measured:?}"
+                        measured.swap_in_p50_ms,
+                        measured.swap_in_p99_ms
                     );
                     all.push(measured);
                 }
                 Err(e) => {
+                    eprintln!("   {e:#}");
+                    left.push(Left {
+                        contender: contender.id.to_owned(),
+                        what: contender.what.to_owned(),
+                        round,
+                        why: format!("{e:#}"),
+                        lacks: lacks.is_some(),
+                    });
                     undo(args, &dir);
-                    bail!("{}: {e:#}", contender.id)
+                    // What it left must not be in the way of the next.
+                    host::tidy(&dir)?;
                 }
             }
-            save(args, &all)?;
+            save(args, &all, &left)?;
         }
     }
-    println!("{}", table(&all));
+    println!("{}", tables(&all, &left, args.seconds));
+    let failed = left.iter().filter(|l| !l.lacks).count();
+    ensure!(failed == 0, "{failed} could not be measured; see above");
     Ok(())
 }
 
-fn save(args: &Args, all: &[Measured]) -> Result<()> {
+/// What this host lacks for a contender.
+fn lacking(contender: &Contender) -> Option<String> {
+    if contender.disk
+        && let Some(what) = crate::modelled::missing()
+    {
+        return Some(format!("a modelled hard disk needs {what}"));
+    }
+    if contender.zswap && !Path::new(ZSWAP).join("enabled").exists() {
+        return Some("this kernel has no compression of swap (zswap)".to_owned());
+    }
+    None
+}
+
+fn save(args: &Args, all: &[Measured], left: &[Left]) -> Result<()> {
     std::fs::create_dir_all(&args.out)?;
-    let text =
-        json!({"host": crate::host::describe(args), "seconds": args.seconds, "measured": all});
+    let text = json!({
+        "host": crate::host::describe(args), "seconds": args.seconds, "measured": all, "left": left
+    });
     std::fs::write(
         args.out.join("overcommit.json"),
         serde_json::to_vec_pretty(&text)?,
     )?;
-    std::fs::write(args.out.join("overcommit.md"), table(all))?;
-    Ok(())
-}
-
-fn table(all: &[Measured]) -> String {
-    let mut text = String::from(
-        "| round | memory | requests | p50 ms | p95 ms | p99 ms | longest ms | not answered | pages looked at, MiB | longest MiB, s | guests that did not come round | one more guest up, s | swapped in / out, MiB |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-    );
-    for m in all {
-        let started = m
-            .started_s
-            .map_or("not by the end".to_owned(), |s| format!("{s:.0}"));
-        text += &format!(
-            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {} | {} | {:.1} | {} | {started} | {} / {} |\n",
-            m.round,
-            m.what,
-            m.requests,
-            m.p50_ms,
-            m.p95_ms,
-            m.p99_ms,
-            m.longest_ms,
-            m.unanswered + m.failed,
-            m.touched_mib,
-            m.touch_longest_s,
-            m.lost,
-            m.swapped_in_mib,
-            m.swapped_out_mib,
-        );
-    }
-    text
+    let text = tables(all, left, args.seconds);
+    Ok(std::fs::write(args.out.join("overcommit.md"), text)?)
 }
 
 /// Bytes swapped in, out, and compressed, since the host started.
@@ -315,7 +286,33 @@ fn compress(dir: &Path) -> Result<u64> {
     Ok((kib << 10) / 100)
 }
 
-fn controller(args: &Args, dir: &Path) -> Result<Child> {
+/// The controller's process. Whatever becomes of the run, it ends with it.
+struct Controls(Child);
+
+impl Controls {
+    /// Has it set back what it changed, and end.
+    fn end(mut self, dir: &Path) -> Result<()> {
+        // SAFETY: a child of ours that was not waited for yet.
+        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+        let status = self.0.wait()?;
+        ensure!(
+            status.success(),
+            "the controller ended with {status}: {}",
+            std::fs::read_to_string(dir.join("memory.log")).unwrap_or_default()
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Controls {
+    fn drop(&mut self) {
+        // One that has ended is not there to be killed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn controller(args: &Args, dir: &Path) -> Result<Controls> {
     let config = dir.join("memory.toml");
     std::fs::write(&config, "[memory]\nlibvirt = false\n")?;
     let mut command = Command::new(&args.hearth);
@@ -332,7 +329,8 @@ fn controller(args: &Args, dir: &Path) -> Result<Child> {
             .arg(format!("g{number}={}", socket.display()));
     }
     let log = std::fs::File::create(dir.join("memory.log"))?;
-    Ok(bound_to_us(command.stdin(Stdio::null()).stderr(log)).spawn()?)
+    let child = bound_to_us(command.stdin(Stdio::null()).stderr(log)).spawn()?;
+    Ok(Controls(child))
 }
 
 fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<Measured> {
@@ -375,11 +373,12 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
                 .execute("balloon", json!({"value": BALLOON}))?;
         }
     }
-    let mut controls = if contender.controller {
+    let controls = if contender.controller {
         Some(controller(args, dir)?)
     } else {
         None
     };
+    let at_limit = counters();
     if contender.limited {
         group.limit(limit)?;
         eprintln!(
@@ -395,7 +394,7 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
     std::thread::sleep(SETTLE.min(Duration::from_secs(args.seconds)));
     let setup_s = began.elapsed().as_secs_f64();
     let before = counters();
-    let (asked, mut late, started_s) = busy_time(args, dir, &mut running, moved, round)?;
+    let (asked, mut late, seen) = busy_time(args, dir, &mut running, contender, round)?;
     let after = counters();
     // What is waited for from here on is not measured.
     group.unlimited()?;
@@ -418,17 +417,21 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
     measured.swapped_in_mib = swapped_in;
     measured.swapped_out_mib = out;
     measured.compressed_mib = compressed;
-    measured.started_s = started_s;
+    measured.written_mib = (after[1] - at_limit[1]) >> 20;
+    measured.started_s = seen.started_s;
+    measured.out_mib = seen.out >> 20;
+    measured.swap_in_peak_mib_s = seen.peak / f64::from(1 << 20);
+    measured.swap_ins = seen.swap_ins.len();
+    measured.swap_in_p50_ms = quantile(&seen.swap_ins, 0.50);
+    measured.swap_in_p95_ms = quantile(&seen.swap_ins, 0.95);
+    measured.swap_in_p99_ms = quantile(&seen.swap_ins, 0.99);
+    ensure!(
+        measured.wrong == 0 && measured.touched_wrong == 0,
+        "memory was not right: {measured:?}"
+    );
     measured.setup_s = setup_s;
-    if let Some(controls) = &mut controls {
-        // SAFETY: a child of ours that was not waited for yet.
-        unsafe { libc::kill(controls.id() as libc::pid_t, libc::SIGTERM) };
-        let status = controls.wait()?;
-        ensure!(
-            status.success(),
-            "the controller ended with {status}: {}",
-            std::fs::read_to_string(dir.join("memory.log")).unwrap_or_default()
-        );
+    if let Some(controls) = controls {
+        controls.end(dir)?;
     }
     late.take();
     drop(running);
@@ -444,16 +447,45 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
     Ok(measured)
 }
 
-type Busy = (Vec<Asked>, Option<Guest>, Option<f64>);
+/// What is seen beside the answers.
+#[derive(Default)]
+struct Seen {
+    /// Seconds until one more guest was up.
+    started_s: Option<f64>,
+    /// Milliseconds that single pages took to come back, sorted.
+    swap_ins: Vec<f64>,
+    /// Bytes that came back in the second in which most did.
+    peak: f64,
+    /// Most bytes that were swapped out at once.
+    out: u64,
+}
+
+impl Seen {
+    /// Looks once a second; `before` is when it looked last, and how much had come back by then.
+    fn look(&mut self, before: &mut (Instant, u64)) {
+        let passed = before.0.elapsed();
+        if passed < Duration::from_secs(1) {
+            return;
+        }
+        let now = counters()[0];
+        let rate = now.saturating_sub(before.1) as f64 / passed.as_secs_f64();
+        self.peak = self.peak.max(rate);
+        self.out = self.out.max(host::swapped_out());
+        *before = (Instant::now(), now);
+    }
+}
+
+type Busy = (Vec<Asked>, Option<Guest>, Seen);
 
 /// The time that is measured: everybody is asked, and a third into it one more guest starts.
 fn busy_time(
     args: &Args,
     dir: &Path,
     running: &mut [Guest],
-    moved: bool,
+    contender: &Contender,
     round: usize,
 ) -> Result<Busy> {
+    let moved = contender.balloons || contender.controller;
     let stop = Arc::new(AtomicBool::new(false));
     let whole = Duration::from_secs(args.seconds);
     let mut askers = Vec::new();
@@ -469,13 +501,19 @@ fn busy_time(
             ask(address, &data, every, seed, &stop)
         }));
     }
+    let probe = contender.limited.then(|| {
+        let (data, stop) = (dir.join("data.0"), stop.clone());
+        std::thread::spawn(move || probe::watch(&data, round as u64, &stop))
+    });
     let began = Instant::now();
     let mut late = None;
-    let mut started = None;
+    let mut seen = Seen::default();
+    let mut looked = (Instant::now(), counters()[0]);
     let outcome = (|| -> Result<()> {
         let mut job = None;
         while began.elapsed() < whole {
             std::thread::sleep(Duration::from_millis(20));
+            seen.look(&mut looked);
             if began.elapsed() < whole / 3 {
                 continue;
             }
@@ -485,9 +523,9 @@ fn busy_time(
             };
             match &job {
                 None if guest.machine.greeted()? > 0 => job = Some(guest.prepare(moved)?),
-                Some(job) if started.is_none() && guest.machine.has_ended(job)? => {
+                Some(job) if seen.started_s.is_none() && guest.machine.has_ended(job)? => {
                     guest.machine.wait_ok(job)?;
-                    started = Some((began.elapsed() - whole / 3).as_secs_f64());
+                    seen.started_s = Some((began.elapsed() - whole / 3).as_secs_f64());
                     eprintln!("   one more guest is up");
                 }
                 _ => {}
@@ -496,47 +534,34 @@ fn busy_time(
         Ok(())
     })();
     stop.store(true, Ordering::Relaxed);
+    let ended = || anyhow::anyhow!("who asks ended abnormally");
     let mut asked = Vec::new();
     for asker in askers {
-        asked.push(
-            asker
-                .join()
-                .map_err(|_| anyhow::anyhow!("who asks ended abnormally"))??,
-        );
+        asked.push(asker.join().map_err(|_| ended())??);
+    }
+    if let Some(probe) = probe {
+        seen.swap_ins = probe.join().map_err(|_| ended())??;
+        seen.swap_ins.sort_by(f64::total_cmp);
     }
     outcome?;
-    Ok((asked, late, started))
+    Ok((asked, late, seen))
 }
 
 fn sum(contender: &Contender, round: usize, asked: Vec<Asked>) -> Measured {
     let mut all: Vec<f64> = asked.iter().flat_map(|a| a.latencies.clone()).collect();
     all.sort_by(f64::total_cmp);
-    let at = |part: f64| {
-        let n = (all.len() as f64 * part) as usize;
-        all.get(n.min(all.len().saturating_sub(1)))
-            .copied()
-            .unwrap_or(0.0)
-    };
     Measured {
         contender: contender.id.to_owned(),
         what: contender.what.to_owned(),
         round,
         requests: all.len(),
-        p50_ms: at(0.50),
-        p95_ms: at(0.95),
-        p99_ms: at(0.99),
-        longest_ms: at(1.0),
+        p50_ms: quantile(&all, 0.50),
+        p95_ms: quantile(&all, 0.95),
+        p99_ms: quantile(&all, 0.99),
+        longest_ms: quantile(&all, 1.0),
         unanswered: asked.iter().map(|a| a.unanswered).sum(),
         failed: asked.iter().map(|a| a.failed).sum(),
         wrong: asked.iter().map(|a| a.wrong).sum(),
-        touched_mib: 0,
-        touched_wrong: 0,
-        touch_longest_s: 0.0,
-        lost: 0,
-        started_s: None,
-        swapped_in_mib: 0,
-        swapped_out_mib: 0,
-        compressed_mib: 0,
-        setup_s: 0.0,
+        ..Measured::default()
     }
 }

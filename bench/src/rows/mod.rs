@@ -15,6 +15,7 @@ mod several;
 mod slow;
 mod start;
 mod storage_vm;
+mod swap_raw;
 mod vhost;
 mod watched;
 mod writes;
@@ -57,6 +58,7 @@ pub const SMOKE: &[&str] = &[
     "engine-cost",
     "wa",
     "start-1g",
+    "swap-raw",
 ];
 
 /// All rows, in the order of the report.
@@ -275,6 +277,11 @@ pub const ALL: &[Row] = &[
         id: "engine-cost",
         title: "The engine alone: threads, disks with something dirty, outstanding writes, idle disks",
         run: engine_cost::run,
+    },
+    Row {
+        id: "swap-raw",
+        title: "Swap inside a pool and the loop device below it: random 4 KiB page-in and reads at depth 1, 16",
+        run: swap_raw::row,
     },
     Row {
         id: "wa",
