@@ -139,7 +139,7 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 20] = [
+pub const RARE: [(&str, &str); 26] = [
     (
         "an operation that hangs is answered for, and goes on",
         "only in the profile `overdue`, which is not among those that the seed chooses",
@@ -219,6 +219,30 @@ pub const RARE: [(&str, &str); 20] = [
     (
         "a crash while an area is set aside or given back",
         "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "a pool is closed to go on without a device that failed",
+        "only worlds of the profiles with several devices that fail do, which have runs of their own",
+    ),
+    (
+        "a start drops clean copies that were on a device which is gone",
+        "only worlds of the profiles with several devices that fail do, which have runs of their own",
+    ),
+    (
+        "after a crash a start begins with what was known when a device was left behind",
+        "only worlds of the profiles with several devices that fail do, which have runs of their own",
+    ),
+    (
+        "a start reads a log, and leaves out what lies below its floor",
+        "only worlds of the profiles with several devices that fail do, which have runs of their own",
+    ),
+    (
+        "a flash device is lost, and the pool goes on without it",
+        "only worlds of the profiles with several devices that fail do, which have runs of their own",
+    ),
+    (
+        "what the other flash devices hold is cached as before",
+        "only worlds of the profiles with several devices that fail do, which have runs of their own",
     ),
 ];
 

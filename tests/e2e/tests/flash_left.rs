@@ -274,3 +274,32 @@ fn a_start_waits_for_a_device_if_anything_is_dirty() -> Result<()> {
     ensure!(client.read(0, BLOCK as u32)? == [7; BLOCK]);
     Ok(())
 }
+
+/// The first device has the tables. With it dead, the other takes its place by one command, and the cache fills again.
+#[test]
+fn the_other_device_takes_the_place_of_the_first() -> Result<()> {
+    let (mut hearth, second) = two()?;
+    warm(&hearth, "still")?;
+    hearth.kill9()?;
+    std::fs::remove_file(hearth.flash())?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(cached(&hearth, "still")? == 0);
+    let plain = std::fs::read(hearth.dir().join("still.img"))?;
+    let mut client = hearth.connect("still")?;
+    ensure!(client.read(0, MIB as u32)? == plain[..MIB as usize]);
+    drop(client);
+    hearth.stop()?;
+    let state = path(&hearth.dir().join("state")).to_owned();
+    let other = path(&second).to_owned();
+    let adopt = ["pool", "adopt-flash", "--flash", &other, "--force"];
+    hearth.ok(&[&adopt[..], &["--state-dir", &state]].concat())?;
+    hearth.set_flash(second);
+    hearth.serve_args = Vec::new();
+    hearth.start().with_context(|| hearth.log())?;
+    let mut client = hearth.connect("still")?;
+    client.sweep(Command::Cache, 0..SIZE, 1 << 18, 8, |_, _| {})?;
+    wait::until("all is cached again", LIMIT, || {
+        (cached(&hearth, "still").ok()? == SIZE).then_some(())
+    })?;
+    is_warm(&hearth, "still")
+}

@@ -453,3 +453,75 @@ fn a_device_that_does_not_fit_is_refused_with_what_it_needs() {
     assert!(can_replace(&lead, 0, first).is_ok());
     assert!(can_replace(&lead, 0, first - BLOCK).is_err());
 }
+
+/// One that is lost is not asked for anything: the list is the old one or the new one wherever that is cut off, and once it is the new
+/// one, what was written so far is below the floor.
+#[test]
+fn a_lost_device_is_left_out_wherever_that_is_cut_off() {
+    for (gone, members) in [(1, 2), (1, 3), (2, 3)] {
+        let sizes = [bytes(30), bytes(12), bytes(20)];
+        let all: Vec<usize> = (0..members).collect();
+        let mut rest = all.clone();
+        rest.remove(gone);
+        let lose = |rig: &mut Rig, steps| {
+            rig.cut(&rest, steps, |mut media| {
+                go_on_without(&mut media, gone, 500).is_ok()
+            })
+        };
+        let judged = |rig: &mut Rig, list: &[usize]| {
+            let found = list.iter().map(|i| Superblock::load(&mut rig.media[*i]));
+            let found: Vec<Superblock> = found.map(Result::unwrap).collect();
+            judge(&found).map(|_| found[0].clone())
+        };
+        let mut steps = 0;
+        loop {
+            let mut rig = Rig::new(&sizes[..members], members);
+            let done = lose(&mut rig, steps);
+            let lead = match (judged(&mut rig, &all), judged(&mut rig, &rest)) {
+                (Ok(_), Err(_)) => {
+                    assert!(!done, "{steps}");
+                    assert!(lose(&mut rig, STEPS_MAX), "again after {steps} steps");
+                    judged(&mut rig, &rest).unwrap()
+                }
+                (Err(_), Ok(lead)) => lead,
+                both => panic!("after {steps} steps: {both:?}"),
+            };
+            assert_eq!(lead.floor_of_log(), 500);
+            assert_eq!(lead.all_devices().len(), members - 1);
+            assert!(matches!(lead.state, PoolState::Clean { .. }));
+            // It is back, and no part of the pool.
+            let found = judged(&mut rig, &all).unwrap_err();
+            assert!(matches!(found, crate::devices::Misfit::NotOfIt(at, 0) if at == gone));
+            let map = SegmentMap::load(&mut rig.media[0], &lead.layout, lead.pool_tag());
+            assert!(map.is_some(), "after {steps} steps");
+            if done {
+                break;
+            }
+            steps += 1;
+        }
+        assert!(steps > 3, "{steps}");
+    }
+}
+
+#[test]
+fn a_pool_that_was_not_closed_in_order_or_has_other_devices_does_not_go_on_without_one() {
+    let sizes = [bytes(30), bytes(12), bytes(20)];
+    let mut rig = Rig::new(&sizes, 3);
+    let refused = |rig: &mut Rig, list: &[usize], gone| {
+        rig.cut(list, STEPS_MAX, |mut media| {
+            go_on_without(&mut media, gone, 500).is_err()
+        })
+    };
+    assert!(refused(&mut rig, &[0], 1), "two are missing");
+    assert!(refused(&mut rig, &[1, 2], 0), "the first is");
+    assert!(refused(&mut rig, &[0, 1], 1), "it is another one");
+    let mut sb = Superblock::load(&mut rig.media[2]).unwrap();
+    sb.stamp -= 1;
+    sb.store(&mut rig.media[2]).unwrap();
+    assert!(refused(&mut rig, &[0, 2], 1), "one is older");
+    let mut rig = Rig::new(&sizes, 3);
+    let mut sb = Superblock::load(&mut rig.media[0]).unwrap();
+    sb.state = PoolState::Open;
+    sb.store(&mut rig.media[0]).unwrap();
+    assert!(refused(&mut rig, &[0, 2], 1), "it was not closed");
+}
