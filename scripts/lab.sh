@@ -17,7 +17,7 @@ cd "$ROOT"
 SEEDS=${SEEDS:-100000}
 CYCLES=${CYCLES:-60}
 MINUTES=${MINUTES:-1}
-PARTS=(sim fuzz kill9 many-disks old-builds guest-lab remote-lab ceph-lab docs-lab package-lab)
+PARTS=(sim fuzz kill9 many-disks old-builds guest-lab storage-vm-lab remote-lab ceph-lab docs-lab package-lab)
 PAGE=docs/lab.md
 
 command_of() {
@@ -27,7 +27,7 @@ command_of() {
         kill9) echo "env CYCLES=$CYCLES scripts/kill9.sh" ;;
         many-disks | old-builds) echo "scripts/$1.sh" ;;
         guest-lab) echo "scripts/guest-lab.sh test" ;;
-        remote-lab | ceph-lab | docs-lab | package-lab | health-lab) echo "scripts/$1.sh" ;;
+        storage-vm-lab | remote-lab | ceph-lab | docs-lab | package-lab | health-lab) echo "scripts/$1.sh" ;;
         *) return 1 ;;
     esac
 }
@@ -35,7 +35,7 @@ command_of() {
 # Prints why a part cannot run here, if it cannot.
 why_not() {
     case $1 in
-        remote-lab | ceph-lab | docs-lab | package-lab | health-lab)
+        storage-vm-lab | remote-lab | ceph-lab | docs-lab | package-lab | health-lab)
             if ((EUID != 0)); then
                 echo "it needs root"
             elif ! command -v apt-get >/dev/null; then

@@ -10,7 +10,8 @@
 //!   the crash, the other is taken: what was answered is in both.
 //! - **A tree that fails** is out: that is durable before anything is answered that it misses, in the root of the other tree first, then
 //!   in the book. Nothing is forgotten from then on. The last tree stays.
-//! - **A tree that is back** gets the places it missed, or all. Changes of places that it has are done in it as well; of others they
+//! - **A tree that is back** gets the places it missed, or all. What it has to be given with a name, a file that it does not have at all, is
+//!   noted before: after a crash nobody would see of its name that the content is not there yet. Changes of places that it has are done in it as well; of others they
 //!   are only noted. When it misses nothing, and that is durable, it is current: for a moment nobody changes anything.
 //! - **A start** believes what the book says, and of a tree only that its generation is no older. Each start is a new generation, so that
 //!   a tree that is put back from a copy of an earlier day is known. Without a book the generations in the roots have to do.
@@ -93,6 +94,8 @@ pub enum NotMended {
     Source(String),
     /// The tree that is to be changed.
     Target(String),
+    /// These places are to be noted first: what they are of would be in the tree before its content is.
+    First(Vec<Place>),
     /// Something changed meanwhile; later.
     Again,
 }
@@ -116,7 +119,14 @@ pub trait Sides {
     /// Makes everything in a tree durable.
     fn sync(&self, side: usize) -> Result<(), String>;
     /// Makes a place in one tree as it is in the other. What that brings with it is told: places that are to be made the same next.
-    fn mend(&self, place: Place, from: usize, to: usize) -> Result<Vec<Place>, NotMended>;
+    /// Nothing is brought to a tree whose places are not `noted`.
+    fn mend(
+        &self,
+        place: Place,
+        from: usize,
+        to: usize,
+        noted: &BTreeSet<Place>,
+    ) -> Result<Vec<Place>, NotMended>;
     /// All places of a tree.
     fn everything(&self, of: usize) -> Result<Vec<Place>, String>;
     /// Removes what mending has put aside.
@@ -206,6 +216,8 @@ pub(crate) enum Fault {
     CurrentEarly,
     /// What is noted is not made the same after a crash.
     NotMended,
+    /// A file that a tree is given is not noted before.
+    BroughtUnnoted,
 }
 
 /// See the module.
@@ -405,6 +417,27 @@ impl<B: Book, S: Sides> Pair<B, S> {
         Role::Misses
     }
 
+    /// Makes a place the same. Somebody has its lock.
+    fn mend(&self, place: Place, from: usize, to: usize) -> Result<Vec<Place>, NotMended> {
+        let mut noted = BTreeSet::new();
+        loop {
+            match self.sides.mend(place, from, to, &noted) {
+                Err(NotMended::First(places)) => {
+                    let before = noted.len();
+                    noted.extend(&places);
+                    if noted.len() == before {
+                        return Err(NotMended::Again);
+                    }
+                    if !self.is(Fault::BroughtUnnoted) {
+                        self.begin(&places).map_err(NotMended::Target)?;
+                        self.end(&places);
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
     /// Makes places the same of which nobody knows what became of them, and of which somebody has the lock.
     fn mend_now<E>(
         &self,
@@ -414,13 +447,15 @@ impl<B: Book, S: Sides> Pair<B, S> {
     ) -> Result<(), Fail<E>> {
         let mut todo: BTreeSet<Place> = places.iter().copied().collect();
         while let Some(place) = todo.pop_first() {
-            let why = match self.sides.mend(place, first, 1 - first) {
+            let why = match self.mend(place, first, 1 - first) {
                 Ok(more) => {
                     todo.extend(more);
                     continue;
                 }
                 Err(NotMended::Target(why) | NotMended::Source(why)) => why,
-                Err(NotMended::Again) => "it cannot be made as the other one".to_owned(),
+                Err(NotMended::Again | NotMended::First(_)) => {
+                    "it cannot be made as the other one".to_owned()
+                }
             };
             lock(&self.now).missed.extend(places);
             if !self.lost(1 - first, &why) {

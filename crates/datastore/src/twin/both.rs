@@ -1,5 +1,6 @@
 //! The steps of two trees, each on its own threads and within a time.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -242,11 +243,17 @@ impl Sides for Both {
         synced?.map_err(|e| format!("it cannot be synced ({e})"))
     }
 
-    fn mend(&self, place: Place, from: usize, to: usize) -> Result<Vec<Place>, NotMended> {
+    fn mend(
+        &self,
+        place: Place,
+        from: usize,
+        to: usize,
+        noted: &BTreeSet<Place>,
+    ) -> Result<Vec<Place>, NotMended> {
         let source = self.open(from).map_err(NotMended::Source)?;
-        let numbers = self.numbers.clone();
+        let (numbers, noted) = (self.numbers.clone(), noted.clone());
         let mended = self.within(to, SLOW, move |target| {
-            mend::mend(place, &source, target, &numbers)
+            mend::mend(place, &source, target, &numbers, &noted)
         });
         mended.map_err(NotMended::Target)?
     }

@@ -1,9 +1,10 @@
 //! Makes places of one tree as they are in the other.
 //!
 //! What has another name or directory now is moved, not copied, for it is found by its number. What is in the way is put aside into a
-//! directory of the tree's root, where it can still be found, and removed when everything is the same.
+//! directory of the tree's root, where it can still be found, and removed when everything is the same. What is not there at all is made
+//! without content, which follows; so its content has to be noted before ([`NotMended::First`]).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -88,15 +89,32 @@ struct Pairing<'a> {
     from: &'a Open,
     to: &'a Open,
     numbers: &'a Numbers,
+    noted: &'a BTreeSet<Place>,
     more: Vec<Place>,
 }
 
+/// What has to be made the same of something that is made without content.
+fn content(kind: Kind, number: u64) -> Vec<Place> {
+    match kind {
+        Kind::Directory => vec![Place::Names(number)],
+        Kind::Regular => vec![Place::File(number), Place::Part(number, WHOLE)],
+        _ => vec![Place::File(number)],
+    }
+}
+
 /// Makes a place the same.
-pub(super) fn mend(place: Place, from: &Open, to: &Open, numbers: &Numbers) -> Mended<Vec<Place>> {
+pub(super) fn mend(
+    place: Place,
+    from: &Open,
+    to: &Open,
+    numbers: &Numbers,
+    noted: &BTreeSet<Place>,
+) -> Mended<Vec<Place>> {
     let mut pairing = Pairing {
         from,
         to,
         numbers,
+        noted,
         more: Vec::new(),
     };
     match place {
@@ -193,15 +211,27 @@ impl Pairing<'_> {
         };
         let mut theirs: HashMap<Vec<u8>, Found> =
             target(self.to.entries(&there))?.into_iter().collect();
+        let (mut todo, mut first) = (Vec::new(), Vec::new());
         for (name, found) in source(self.from.entries(&here))? {
             if is_own(number, &name) {
                 continue;
             }
             let own = source(numbered(self.from, &found.key, self.numbers))?;
-            if let Some(other) = theirs.remove(&name) {
-                if target(self.to.number(&other.key))? == Some(own) {
-                    continue;
-                }
+            let other = theirs.remove(&name);
+            if let Some(other) = &other
+                && target(self.to.number(&other.key))? == Some(own)
+            {
+                continue;
+            }
+            first.extend(self.unnoted(&found, own)?);
+            todo.push((name, found, own, other.is_some()));
+        }
+        // All at once: each costs a flush.
+        if !first.is_empty() {
+            return Err(NotMended::First(first));
+        }
+        for (name, found, own, taken) in todo {
+            if taken {
                 self.put_aside(&there, &name)?;
             }
             self.bring(&found, own, &there, &name)?;
@@ -232,6 +262,17 @@ impl Pairing<'_> {
         target(self.to.find(own))
     }
 
+    /// What has to be noted before something is given a name: nothing, if it is there already.
+    fn unnoted(&self, found: &Found, number: u64) -> Mended<Vec<Place>> {
+        let content = content(found.attributes.kind, number);
+        if content.iter().all(|place| self.noted.contains(place))
+            || target(there(self.to.find(number)))?.is_some()
+        {
+            return Ok(Vec::new());
+        }
+        Ok(content)
+    }
+
     /// Gives a name to what has this number, which is made if it is not there.
     fn bring(&mut self, found: &Found, number: u64, dir: &Key, name: &[u8]) -> Mended<()> {
         let who = Who::root();
@@ -242,6 +283,10 @@ impl Pairing<'_> {
             }
             let (above, old) = target(self.to.above(&key))?;
             return target(to.rename(&who, (&above, &old), (dir, name)).0);
+        }
+        let content = content(found.attributes.kind, number);
+        if !content.iter().all(|place| self.noted.contains(place)) {
+            return Err(NotMended::First(content));
         }
         let set = SetAttributes {
             modified: SetTime::Keep,
@@ -262,14 +307,7 @@ impl Pairing<'_> {
         };
         let made = target(to.create(&who, dir, name, &what).outcome)?;
         target(self.to.give(&made.key, number))?;
-        match found.attributes.kind {
-            Kind::Directory => self.more.push(Place::Names(number)),
-            Kind::Regular => {
-                self.more.push(Place::File(number));
-                self.more.push(Place::Part(number, WHOLE));
-            }
-            _ => target(to.dress(&made.key, &attributes(&found.attributes)))?,
-        }
+        self.more.extend(content);
         Ok(())
     }
 

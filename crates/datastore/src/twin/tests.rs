@@ -11,6 +11,9 @@ use hearth_nfs::access::Who;
 use hearth_nfs::tree::Tree;
 use hearth_nfs::v3::{Create, How, SetAttributes};
 
+use hearth_trees::pair::{NotMended, Sides};
+
+use super::side::ROOT;
 use super::*;
 
 /// Far longer than anything here takes.
@@ -301,6 +304,62 @@ fn a_tree_that_missed_something_is_not_used_alone_and_an_old_one_gets_everything
     place.wait_current(&twin);
     assert_eq!(place.seen(0), place.seen(1));
     assert_eq!(place.seen(1).len(), 2);
+}
+
+/// After a crash nobody would see of a name in a tree that its file has not been filled yet.
+#[test]
+fn nothing_is_brought_to_a_tree_before_its_content_is_noted() {
+    let Some(place) = place() else { return };
+    let [a, b] = place.both();
+    fs::create_dir(a.join("vm")).unwrap();
+    fs::write(a.join("disk.img"), [7; 100]).unwrap();
+    fs::write(a.join("vm/vm.vmx"), "text").unwrap();
+    prepare(&[a.clone(), b.clone()], 77).unwrap();
+    let twin = place.open();
+    place.wait_current(&twin);
+    let root = twin.root();
+    let number = |dir: &Key, name: &[u8]| {
+        let found = twin.lookup(&Who::root(), dir, name).unwrap();
+        number_of(&found.key).unwrap()
+    };
+    let (disk, vm) = (number(&root, b"disk.img"), number(&root, b"vm"));
+    let vmx = number(&key_of(vm), b"vm.vmx");
+    fs::remove_file(b.join("disk.img")).unwrap();
+    fs::remove_dir_all(b.join("vm")).unwrap();
+    let file = |number| vec![Place::File(number), Place::Part(number, mend::WHOLE)];
+    let [all, above, text] = [
+        [file(disk), vec![Place::Names(vm)]].concat(),
+        vec![Place::Names(vm)],
+        file(vmx),
+    ];
+    let mend = |place, noted: &[Place]| {
+        let noted = noted.iter().copied().collect();
+        twin.inner.trees.sides().mend(place, 0, 1, &noted)
+    };
+    let sorted = |mut places: Vec<Place>| {
+        places.sort();
+        places
+    };
+    // A directory that is not there is brought with what is in it.
+    assert_eq!(
+        mend(Place::Names(vm), &[]),
+        Err(NotMended::First(above.clone()))
+    );
+    assert!(!b.join("vm").exists());
+    assert_eq!(
+        mend(Place::Names(vm), &above),
+        Err(NotMended::First(text.clone()))
+    );
+    assert!(!b.join("vm/vm.vmx").exists());
+    fs::remove_dir_all(b.join("vm")).unwrap();
+    match mend(Place::Names(ROOT), &[]) {
+        Err(NotMended::First(places)) => assert_eq!(sorted(places), sorted(all.clone())),
+        other => panic!("{other:?}"),
+    }
+    assert!(!b.join("disk.img").exists() && !b.join("vm").exists());
+    let more = mend(Place::Names(ROOT), &all).unwrap();
+    assert_eq!(sorted(more), sorted(all));
+    assert!(b.join("disk.img").exists() && b.join("vm").exists());
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
                 return Ok(false);
             }
             let _held = self.hold(&[place]);
-            match self.sides.mend(place, from, to) {
+            match self.mend(place, from, to) {
                 Ok(more) => {
                     let mut now = lock(&self.now);
                     now.missed.remove(&place);
@@ -176,7 +176,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
                     after = None;
                 }
                 Err(NotMended::Target(why) | NotMended::Source(why)) => return Err(why),
-                Err(NotMended::Again) => {
+                Err(NotMended::Again | NotMended::First(_)) => {
                     turns += 1;
                     if turns > TURNS_MAX {
                         return Err("it cannot be made as the other one".to_owned());

@@ -164,7 +164,13 @@ impl Sides for Hand {
             .take(Some(side), |trees, _| trees[side].sync(|_| true))
     }
 
-    fn mend(&self, place: Place, from: usize, to: usize) -> Result<Vec<Place>, NotMended> {
+    fn mend(
+        &self,
+        place: Place,
+        from: usize,
+        to: usize,
+        _noted: &BTreeSet<Place>,
+    ) -> Result<Vec<Place>, NotMended> {
         if self.0.dice.borrow_mut().chance(5) {
             return Err(NotMended::Again);
         }

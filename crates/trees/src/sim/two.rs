@@ -6,6 +6,8 @@
 //!
 //! Each [`Mistake`], and each fault of the pair, must be found.
 
+mod mending;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -15,7 +17,7 @@ use super::judge::{After, Judge};
 use super::model::{CELL, Dice, Ino, Model, Node};
 use super::{CELLS_PER_PLACE, DIRS, NAMES, PLACES, env};
 use crate::names::{self, Names};
-use crate::pair::{Book, Fail, Fault, Found, News, NotMended, PART, Pair, Place, Sides, Stamp};
+use crate::pair::{Book, Fail, Fault, Found, News, NotMended, Pair, Place, Sides, Stamp};
 
 /// Where in a tree lies what is in the way while places are made the same, and under which names.
 const ASIDE: usize = DIRS;
@@ -185,118 +187,6 @@ fn names_place(dir: usize) -> Place {
     Place::Names(dir as u64)
 }
 
-/// Makes places of one tree as they are in the other.
-struct Mending<'a> {
-    world: &'a World,
-    from: usize,
-    to: usize,
-    more: Vec<Place>,
-}
-
-type Mended<T> = Result<T, NotMended>;
-
-impl Mending<'_> {
-    fn source<T>(&self, work: impl FnOnce(&mut Model) -> T) -> Mended<T> {
-        self.world.on(self.from, work).map_err(NotMended::Source)
-    }
-
-    fn target<T>(&self, work: impl FnOnce(&mut Model) -> T) -> Mended<T> {
-        self.world.on(self.to, work).map_err(NotMended::Target)
-    }
-
-    fn put_aside(&self, dir: usize, name: &'static [u8]) -> Mended<()> {
-        let done = self.target(|to| {
-            let taken = to.names_in(ASIDE);
-            let free = PUT_ASIDE.iter().find(|name| !taken.contains_key(*name));
-            free.map(|free| to.rename((dir, name), (ASIDE, free)))
-        })?;
-        done.ok_or(NotMended::Again)
-    }
-
-    fn names(&mut self, dir: usize) -> Mended<()> {
-        let mut theirs = self.target(|to| to.names_in(dir))?;
-        for (name, ino) in self.source(|from| from.names_in(dir))? {
-            // A crash may have left a file without its number; it gets one.
-            self.source(|from| {
-                if !from.file(ino).dressed {
-                    from.dress(ino);
-                }
-            })?;
-            if let Some(other) = theirs.remove(name) {
-                if other == ino && self.target(|to| to.file(ino).dressed)? {
-                    continue;
-                }
-                self.put_aside(dir, name)?;
-            }
-            if self.target(|to| to.numbered(ino))? {
-                self.target(|to| to.set_name(dir, name, ino))?;
-                continue;
-            }
-            self.target(|to| to.make(dir, name, ino))?;
-            self.target(|to| to.dress(ino))?;
-            self.more.push(Place::File(ino));
-            self.more.push(Place::Part(ino, WHOLE));
-        }
-        for name in theirs.into_keys() {
-            self.put_aside(dir, name)?;
-        }
-        Ok(())
-    }
-
-    /// True if both have it. If only the other tree has it, its directory is to be looked at.
-    fn both(&mut self, ino: Ino) -> Mended<bool> {
-        if !self.source(|from| from.numbered(ino))? {
-            return Ok(false);
-        }
-        if self.target(|to| to.numbered(ino))? {
-            return Ok(true);
-        }
-        let above = self.source(|from| {
-            (0..DIRS).find(|dir| from.names_in(*dir).values().any(|of| *of == ino))
-        })?;
-        self.more.extend(above.map(names_place));
-        Ok(false)
-    }
-
-    fn file(&mut self, ino: Ino) -> Mended<()> {
-        if !self.both(ino)? || self.world.is(Mistake::LengthUnmended) {
-            return Ok(());
-        }
-        let len = self.source(|from| from.file(ino).len)?;
-        if self.target(|to| to.file(ino).len)? != len {
-            self.target(|to| to.set_len(ino, len))?;
-        }
-        Ok(())
-    }
-
-    fn part(&mut self, ino: Ino, part: u32) -> Mended<()> {
-        if !self.both(ino)? {
-            return Ok(());
-        }
-        let len = self.source(|from| from.file(ino).len)?;
-        if part == WHOLE {
-            let parts = 0..len.div_ceil(PART) as u32;
-            self.more.extend(parts.map(|part| Place::Part(ino, part)));
-            return Ok(());
-        }
-        let start = u64::from(part) * PART;
-        let end = (start + PART).min(len);
-        if end <= start {
-            return Ok(());
-        }
-        let here = self.source(|from| from.cells_in(ino, start, end))?;
-        let there = self.target(|to| to.cells_in(ino, start, end))?;
-        let all: BTreeSet<u64> = here.keys().chain(there.keys()).copied().collect();
-        for at in all {
-            let value = here.get(&at).copied().unwrap_or(0);
-            if there.get(&at).copied().unwrap_or(0) != value {
-                self.target(|to| to.put_in_file(ino, at, at + CELL, value))?;
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Sides for Hand {
     fn mark(&self, side: usize, generation: u64) -> Result<(), String> {
         self.0
@@ -307,19 +197,14 @@ impl Sides for Hand {
         self.0.on(side, Model::sync_all)
     }
 
-    fn mend(&self, place: Place, from: usize, to: usize) -> Result<Vec<Place>, NotMended> {
-        let mut mending = Mending {
-            world: &self.0,
-            from,
-            to,
-            more: Vec::new(),
-        };
-        match place {
-            Place::Names(dir) => mending.names(dir as usize)?,
-            Place::File(ino) => mending.file(ino)?,
-            Place::Part(ino, part) => mending.part(ino, part)?,
-        }
-        Ok(mending.more)
+    fn mend(
+        &self,
+        place: Place,
+        from: usize,
+        to: usize,
+        noted: &BTreeSet<Place>,
+    ) -> Result<Vec<Place>, NotMended> {
+        mending::mend(&self.0, place, (from, to), noted)
     }
 
     fn everything(&self, of: usize) -> Result<Vec<Place>, String> {
@@ -851,6 +736,12 @@ impl Run {
             match self.roll(12) {
                 0 => open.tidy_after(Duration::ZERO),
                 1 | 2 => {
+                    // Often in the midst of it.
+                    if self.chance(30) {
+                        let left = self.world.steps_left.get();
+                        let fewer = self.roll(100) as u32;
+                        self.world.steps_left.set(left.min(fewer));
+                    }
                     open.restore(|| false);
                 }
                 3 | 4 => self.trouble(&open),
@@ -951,4 +842,60 @@ fn each_mistake_with_two_trees_is_found() {
         let (seed, why) = found.unwrap_or_else(|| panic!("{fault:?} {mistake:?} was not found"));
         println!("{fault:?} {mistake:?}: seed {seed}: {why}");
     }
+}
+
+/// A tree has lost a file by a change that was not answered and was not done in the other one; it is given it anew, and the power
+/// goes after so many steps of that.
+fn given_anew(seed: u64, fault: Option<Fault>, steps: u32) -> Done {
+    let run = Run::new(seed, fault, None);
+    let world = &run.world;
+    let whole = |pair: &Trees| (0..20).any(|_| pair.restore(|| false));
+    let pair = run.open().ok_or("it does not open")?;
+    assert!(whole(&pair));
+    pair.tidy_after(Duration::ZERO);
+    drop(pair);
+    for side in world.sides.borrow_mut().iter_mut() {
+        side.model.make(0, NAMES[0], FIRST);
+        side.model.dress(FIRST);
+        side.model.put_in_file(FIRST, 0, 4 * CELL, 7);
+        side.model.sync_all();
+    }
+    {
+        let first = &mut world.sides.borrow_mut()[0];
+        first.model.unlink(0, NAMES[0]);
+        first.model.sync_all();
+        first.absent = true;
+    }
+    world.paper.borrow_mut().noted.insert(names_place(0));
+    let pair = run.open().ok_or("it does not open")?;
+    assert_eq!(pair.first(), 1);
+    world.sides.borrow_mut()[0].absent = false;
+    world.steps_left.set(steps);
+    pair.restore(|| false);
+    drop(pair);
+    for side in world.sides.borrow_mut().iter_mut() {
+        side.model.crash();
+    }
+    world.crashed.set(false);
+    world.steps_left.set(u32::MAX);
+    let pair = run.open().ok_or("it does not open")?;
+    assert!(whole(&pair));
+    let first = &world.sides.borrow()[0].model;
+    let found = first.find(0, NAMES[0]);
+    if found != Some(FIRST) || first.cells_in(FIRST, 0, 4 * CELL).len() != 4 {
+        return Err(format!("seed {seed}, {steps} steps: it is not whole"));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_that_a_tree_is_given_anew_is_whole_after_a_crash_at_any_step() {
+    let all = |fault| {
+        let each = (0..40).flat_map(|seed| (0..60).map(move |steps| (seed, steps)));
+        each.map(|(seed, steps)| given_anew(seed, fault, steps))
+            .collect::<Result<Vec<()>, String>>()
+    };
+    all(None).unwrap();
+    let why = all(Some(Fault::BroughtUnnoted)).unwrap_err();
+    println!("{why}");
 }
