@@ -1,5 +1,8 @@
 // The console as somebody uses it: a real daemon, real requests, a real browser.
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { join } from "node:path";
+import { promisify } from "node:util";
 import { after, before, describe, test } from "node:test";
 import { accessible, every, go, LOOKS } from "./common.mjs";
 import { MISSING, until, World } from "./world.mjs";
@@ -105,6 +108,10 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await page.getByRole("button", { name: "Up" }).click();
     await page.getByRole("button", { name: "new.raw" }).click();
     assert.equal(await page.getByLabel("Name").inputValue(), "new");
+    const what = page.getByRole("status", { name: "What was found" });
+    await what.getByText("a file").waitFor();
+    await what.getByText("nothing that Hearth knows").waitFor();
+    await accessible(page, "what was found");
     await page.getByLabel("Cache mode").selectOption("write-through");
     await page.getByRole("button", { name: "Add", exact: true }).click();
     await page.getByText("is attached").waitFor();
@@ -134,12 +141,41 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await page.context().close();
   });
 
+  test("an image in a file is found before it is added, and what it names is not followed", async () => {
+    const odd = join(world.vms, "odd.raw");
+    const over = join(world.vms, "over.qcow2");
+    const make = (...args) => promisify(execFile)("qemu-img", ["create", "-q", ...args]);
+    await make("-f", "qcow2", odd, "48M");
+    await make("-f", "qcow2", "-u", "-b", "/etc/passwd", "-F", "raw", over, "48M");
+    const page = await world.page();
+    await go(page, "add", "Add a disk");
+    const origin = page.getByLabel("File, device or address");
+    const add = page.getByRole("button", { name: "Add", exact: true });
+    await origin.fill(odd);
+    await page.getByRole("button", { name: "Look at it" }).click();
+    const what = page.getByRole("status", { name: "What was found" });
+    await what.getByText("its format was not given").waitFor();
+    assert.equal(await add.isDisabled(), true);
+    await what.getByRole("button", { name: "Take the disk in it" }).click();
+    await what.getByText("an image, qcow2").waitFor();
+    await what.getByText("48 MiB").waitFor();
+    assert.equal(await origin.inputValue(), `qcow2:${odd}`);
+    assert.equal(await add.isDisabled(), false);
+    await origin.fill(`qcow2:${over}`);
+    // What was found in another is not this one's.
+    assert.equal(await what.count(), 0);
+    await page.getByRole("button", { name: "Look at it" }).click();
+    await what.getByText("names another file of this host, /etc/passwd").waitFor();
+    assert.equal(await add.isDisabled(), true);
+    await page.context().close();
+  });
+
   test("what is not listed cannot be added", async () => {
     const page = await world.page();
     await go(page, "add", "Add a disk");
     await page.getByLabel("File, device or address").fill("/etc/hostname");
     await page.getByLabel("Name").fill("stolen");
-    await page.getByRole("button", { name: "Add", exact: true }).click();
+    await page.getByRole("button", { name: "Look at it" }).click();
     await page.getByText("not below a directory you may reach").waitFor();
     await page.context().close();
   });

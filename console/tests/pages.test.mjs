@@ -344,6 +344,24 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await page.context().close();
   });
 
+  test("a disk that lives on flash is given a file", async () => {
+    await world.hearth(["disk", "add", "nomad", "--flash-only", "8M"]);
+    const page = await world.page();
+    await go(page, "disks/nomad", "nomad");
+    const move = card(page, "Give it an origin");
+    await move.getByText("Move it to a file").click();
+    await move.getByLabel("File").fill("/etc/nomad.raw");
+    await move.getByRole("button", { name: "Move" }).click();
+    await move.getByRole("alert").waitFor();
+    assert.equal(existsSync("/etc/nomad.raw"), false);
+    const there = join(world.vms, "nomad.raw");
+    await move.getByLabel("File").fill(there);
+    await move.getByRole("button", { name: "Move" }).click();
+    await until("it has moved", async () => (await disk("nomad")).origin === there);
+    await move.waitFor({ state: "detached" });
+    await world.hearth(["disk", "remove", "nomad"]);
+  });
+
   test("a flash device comes and goes while the pool is served", async () => {
     const page = await world.page();
     await go(page, "devices", "Devices");

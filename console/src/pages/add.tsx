@@ -1,12 +1,14 @@
 // Adding a disk: what is to be cached, how, and then what to type for a virtual machine.
 import { useState } from "preact/hooks";
-import { Failure, post, type Disk } from "../api";
+import { Failure, post, type Disk, type Schemas } from "../api";
 import { bytes } from "../format";
 import { useLive } from "../live";
-import { Card, Field, Notice, Said, Shown } from "../parts/ui";
+import { Card, Field, Notice, Said, sentence, Shown } from "../parts/ui";
 import { useOperator, useWorld } from "../state";
 import { Attach } from "./disk";
 import { diskPage } from "./disks";
+
+type Found = Schemas["OriginFound"];
 
 interface Entry {
   name: string;
@@ -44,6 +46,10 @@ export function Add() {
   const [failure, setFailure] = useState<Failure | null>(null);
   const [busy, setBusy] = useState(false);
   const [added, setAdded] = useState<Disk | null>(null);
+  // What was found in the origin that is typed, and in no other.
+  const [looked, setLooked] = useState<{ at: string; found: Found } | null>(null);
+  const [takeover, setTakeover] = useState(false);
+  const found = looked?.at === origin.trim() ? looked.found : null;
   if (!operator) {
     return (
       <>
@@ -82,22 +88,37 @@ export function Add() {
       </>
     );
   }
-  const pick = (path: string) => {
-    setOrigin(form(path));
-    setFailure(null);
-    if (!name || name === proposed(origin)) setName(proposed(path));
-  };
-  const add = async () => {
+  const at = async (work: () => Promise<void>) => {
     setBusy(true);
     setFailure(null);
     try {
-      setAdded(await post<Disk>("/v1/disks", { name, origin, mode, read_only: readOnly, sole_user: soleUser }));
-      disks.again();
+      await work();
     } catch (e) {
       setFailure(e instanceof Failure ? e : new Failure("refused", String(e)));
     }
     setBusy(false);
   };
+  const look = (given: string) =>
+    at(async () => {
+      setTakeover(false);
+      setLooked({ at: given, found: await post<Found>("/v1/origins/look", { origin: given }) });
+    });
+  const choose = (given: string) => {
+    setOrigin(given);
+    void look(given);
+  };
+  const pick = (path: string) => {
+    if (!name || name === proposed(origin)) setName(proposed(path));
+    choose(form(path));
+  };
+  const add = () =>
+    at(async () => {
+      const asked = { name, origin: origin.trim(), mode, read_only: readOnly, sole_user: soleUser, takeover };
+      setAdded(await post<Disk>("/v1/disks", asked));
+      disks.again();
+    });
+  // The daemon says when another pool has it; only then there is something to choose.
+  const owned = takeover || (failure?.remedy.includes("--takeover") ?? false);
   return (
     <>
       <h1>Add a disk</h1>
@@ -118,14 +139,15 @@ export function Add() {
           <form
             onSubmit={(e) => {
               e.preventDefault();
-              void add();
+              void (found ? add() : look(origin.trim()));
             }}
           >
             <Field label="File, device or address" hint="A path, qcow2:PATH and its like, or nbd://HOST/EXPORT">
               <input required value={origin} onInput={(e) => setOrigin(e.currentTarget.value)} />
             </Field>
+            {found && <WhatIsThere found={found} choose={choose} />}
             <Field label="Name" hint="Letters, digits, -, _ and .">
-              <input required maxLength={64} pattern="[A-Za-z0-9._\-]+" value={name} onInput={(e) => setName(e.currentTarget.value)} />
+              <input required={found !== null} maxLength={64} pattern="[A-Za-z0-9._\-]+" value={name} onInput={(e) => setName(e.currentTarget.value)} />
             </Field>
             <Field label="Cache mode">
               <select value={mode} onChange={(e) => setMode(e.currentTarget.value)}>
@@ -145,9 +167,15 @@ export function Add() {
                 writes this export
               </label>
             )}
+            {owned && (
+              <label class="check">
+                <input type="checkbox" checked={takeover} onChange={(e) => setTakeover(e.currentTarget.checked)} /> Take it from
+                the pool that has it: what that one had not written back is missing then
+              </label>
+            )}
             <p>
-              <button class="main" disabled={busy} aria-busy={busy}>
-                Add
+              <button class="main" disabled={busy || found?.refused != null} aria-busy={busy}>
+                {found ? "Add" : "Look at it"}
               </button>
             </p>
           </form>
@@ -155,6 +183,65 @@ export function Add() {
         </Card>
       </div>
     </>
+  );
+}
+
+const KINDS: Record<string, string> = { file: "a file", device: "a block device", image: "an image" };
+
+/** What Hearth found where the disk is to lie. */
+function WhatIsThere({ found, choose }: { found: Found; choose: (origin: string) => void }) {
+  const { instead, refused } = found;
+  if (found.kind === "elsewhere") {
+    return (
+      <Notice kind="info">
+        <strong>It lies on a server,</strong> which is asked when the disk is added.
+      </Notice>
+    );
+  }
+  const format = found.kind === "image" && found.format ? `, ${found.format}` : "";
+  return (
+    <div role="status" aria-label="What was found">
+      <dl class="found">
+        <dt>It is</dt>
+        <dd>
+          {KINDS[found.kind] ?? found.kind}
+          {format}
+        </dd>
+        {found.size != null && (
+          <>
+            <dt>Size of the disk</dt>
+            <dd>{bytes(found.size)}</dd>
+          </>
+        )}
+        {found.stored != null && (
+          <>
+            <dt>Takes</dt>
+            <dd>{bytes(found.stored)}</dd>
+          </>
+        )}
+        {found.kind !== "image" && (
+          <>
+            <dt>In it</dt>
+            <dd>{found.holds ?? "nothing that Hearth knows"}</dd>
+          </>
+        )}
+      </dl>
+      {found.disk && (
+        <Notice kind="warn">
+          The disk <a href={diskPage(found.disk)}>{found.disk}</a> has it already.
+        </Notice>
+      )}
+      {refused && (
+        <Notice kind="warn">
+          <strong>{sentence(refused.error)}</strong> {sentence(refused.remedy)}{" "}
+          {instead && (
+            <button type="button" onClick={() => choose(instead)}>
+              Take the disk in it
+            </button>
+          )}
+        </Notice>
+      )}
+    </div>
   );
 }
 

@@ -1,11 +1,12 @@
 // Directories that are served whole, over NFS: all of them, and one with its files, who may come, and what holds for
 // which files.
 import { useState } from "preact/hooks";
-import { call, Failure, patch, post, type AdviceReport, type Datastore, type Schemas } from "../api";
+import { Failure, patch, post, type AdviceReport, type Datastore, type Schemas } from "../api";
 import { bytes, count, micros, parseSize, percent } from "../format";
 import { useLive } from "../live";
 import { Table, type Column } from "../parts/table";
-import { Act, Card, Copy, Field, Notice, Said, sentence, Shown, Tile, Tiles } from "../parts/ui";
+import { Typed, type Way } from "../parts/typed";
+import { Act, Card, Field, Notice, sentence, Shown, Tile, Tiles } from "../parts/ui";
 import { useOperator, useWorld } from "../state";
 import { MODES } from "./settings";
 
@@ -363,63 +364,16 @@ function Who({ store }: { store: Datastore }) {
   );
 }
 
-interface Told {
-  text: string;
-  notes: string[];
-}
-
-function Mount({ name }: { name: string }) {
-  const { session } = useWorld();
-  const [of, setOf] = useState("esxi");
-  const [failure, setFailure] = useState<Failure | null>(null);
-  const [help, setHelp] = useState<Told | null>(null);
-  const [open, setOpen] = useState(false);
-  if (!session.attach) return null;
-  const load = async (hypervisor: string) => {
-    setOf(hypervisor);
-    setFailure(null);
-    try {
-      setHelp(await call<Told>(`/console/mount/${encodeURIComponent(name)}?for=${hypervisor}`));
-    } catch (e) {
-      setHelp(null);
-      if (e instanceof Failure) setFailure(e);
-    }
-  };
-  return (
-    <Card title="Mount it">
-      <details
-        open={open}
-        onToggle={(e) => {
-          setOpen(e.currentTarget.open);
-          if (e.currentTarget.open && !help) void load(of);
-        }}
-      >
-        <summary>What to type</summary>
-        <label>
-          On{" "}
-          <select value={of} onChange={(e) => void load(e.currentTarget.value)}>
-            <option value="esxi">ESXi</option>
-            <option value="linux">Linux</option>
-            <option value="proxmox">Proxmox VE</option>
-          </select>
-        </label>
-        {failure && <Said failure={failure} />}
-        {help && (
-          <>
-            <p>
-              <Copy text={help.text} />
-            </p>
-            <pre tabIndex={0} role="region" aria-label="What to type">
-              {help.text}
-            </pre>
-            <ul>
-              {help.notes.map((note) => (
-                <li key={note}>{sentence(note)}</li>
-              ))}
-            </ul>
-          </>
-        )}
-      </details>
-    </Card>
-  );
-}
+const Mount = ({ name }: { name: string }) => (
+  <Typed
+    title="Mount it"
+    word="On"
+    choices={[
+      ["esxi", "ESXi"],
+      ["linux", "Linux"],
+      ["proxmox", "Proxmox VE"],
+    ]}
+    path={`/console/mount/${encodeURIComponent(name)}`}
+    ways={(answer) => [answer as Way]}
+  />
+);

@@ -1,11 +1,12 @@
 // One disk: what it does, what it could do, and what can be done with it.
 import { useState } from "preact/hooks";
-import { call, diskPath, Failure, patch, post, type AdviceReport, type Disk as Info, type DiskStats } from "../api";
+import { diskPath, patch, post, type AdviceReport, type Disk as Info, type DiskStats } from "../api";
 import { bytes, byteRate, clock, digits, micros, percent, rate, seconds } from "../format";
 import { useLive } from "../live";
 import { Curve } from "../parts/curve";
 import { Over } from "../parts/over";
-import { Act, Ask, Card, Copy, Notice, Said, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
+import { Typed, type Way } from "../parts/typed";
+import { Act, Ask, Card, Field, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
 import { now } from "../samples";
 import { useOperator, useWorld } from "../state";
 import { Histograms } from "./histograms";
@@ -37,6 +38,7 @@ export function Disk({ name }: { name: string }) {
                 <Second disk={info} again={disk.again} />
               </div>
             </div>
+            <Move disk={info} again={disk.again} />
             <Attach name={name} />
             <Who disk={info} />
           </>
@@ -133,6 +135,27 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
   );
 }
 
+/** From flash to an origin: only a disk that lives there has none. */
+function Move({ disk, again }: { disk: Info; again: () => void }) {
+  const operator = useOperator();
+  const [origin, setOrigin] = useState("");
+  if (!operator || disk.home !== "flash") return null;
+  return (
+    <Card title="Give it an origin">
+      <details>
+        <summary>Move it to a file</summary>
+        <p>All that it has is written there, while it is used; then it is a disk like any other, and the file is the disk once it is flushed.</p>
+        <Field label="File" hint="One that does not exist, which is made, or an empty one of the disk's size">
+          <input value={origin} onInput={(e) => setOrigin(e.currentTarget.value)} />
+        </Field>
+        <Act disabled={!origin.trim()} act={() => post(diskPath(disk.name, "/move"), { origin: origin.trim() })} done={again}>
+          Move
+        </Act>
+      </details>
+    </Card>
+  );
+}
+
 function Progress({ disk }: { disk: Info }) {
   const { progress } = disk;
   const [whole, setWhole] = useState(0);
@@ -155,6 +178,7 @@ function Trouble({ disk, again }: { disk: Info; again: () => void }) {
       {disk.reason && (
         <Notice kind={disk.state === "attached" ? "warn" : "bad"}>
           <strong>{sentence(disk.reason)}</strong> {sentence(disk.remedy ?? "")}
+          {operator && disk.state === "refused" && (disk.remedy ?? "").includes("--trust") && <Trust disk={disk} again={again} />}
         </Notice>
       )}
       {disk.cannot_write_back && (
@@ -182,6 +206,17 @@ function Trouble({ disk, again }: { disk: Info; again: () => void }) {
     </>
   );
 }
+
+/** Flash and origin do not agree, and only somebody who knows what happened can say which is right. */
+const Trust = ({ disk, again }: { disk: Info; again: () => void }) => (
+  <p>
+    {(["flash", "origin"] as const).filter((side) => disk.remedy?.includes(`--trust ${side}`)).map((side) => (
+      <Act key={side} act={() => patch(diskPath(disk.name), { trust: side })} done={again}>
+        Trust the {side}
+      </Act>
+    ))}
+  </p>
+);
 
 const SPANS = ["5min", "1h", "1d"];
 const SPAN_NAMES: Record<string, string> = { "5min": "5 minutes", "1h": "hour", "1d": "day" };
@@ -311,69 +346,32 @@ function Suggestion({ text, why, set }: { text: string; why: string; set: () => 
   );
 }
 
-interface Way {
+interface AttachWay extends Way {
   over: string;
   when: string;
-  text: string;
-  notes: string[];
 }
 
-export function Attach({ name }: { name: string }) {
-  const { session } = useWorld();
-  const [of, setOf] = useState("qemu");
-  const [failure, setFailure] = useState<Failure | null>(null);
-  const [ways, setWays] = useState<Way[] | null>(null);
-  const [open, setOpen] = useState(false);
-  if (!session.attach) return null;
-  const load = async (hypervisor: string) => {
-    setOf(hypervisor);
-    setFailure(null);
-    try {
-      const path = `/console/attach/${encodeURIComponent(name)}?for=${hypervisor}`;
-      setWays((await call<{ ways: Way[] }>(path)).ways);
-    } catch (e) {
-      setWays(null);
-      if (e instanceof Failure) setFailure(e);
-    }
-  };
-  return (
-    <Card title="Give it to a virtual machine">
-      <details
-        open={open}
-        onToggle={(e) => {
-          setOpen(e.currentTarget.open);
-          if (e.currentTarget.open && !ways) void load(of);
-        }}
-      >
-        <summary>What to type</summary>
-        <label>
-          For{" "}
-          <select value={of} onChange={(e) => void load(e.currentTarget.value)}>
-            <option value="qemu">QEMU</option>
-            <option value="libvirt">libvirt</option>
-            <option value="proxmox">Proxmox VE</option>
-          </select>
-        </label>
-        {failure && <Said failure={failure} />}
-        {ways?.map((way, i) => (
-          <div key={i} class="way">
-            <p>
-              <strong>Over {way.over}</strong>: {way.when}. <Copy text={way.text} />
-            </p>
-            <pre tabIndex={0} role="region" aria-label={`Over ${way.over}`}>
-              {way.text}
-            </pre>
-            <ul>
-              {way.notes.map((note) => (
-                <li key={note}>{sentence(note)}</li>
-              ))}
-            </ul>
-          </div>
-        ))}
-      </details>
-    </Card>
-  );
-}
+export const Attach = ({ name }: { name: string }) => (
+  <Typed
+    title="Give it to a virtual machine"
+    word="For"
+    choices={[
+      ["qemu", "QEMU"],
+      ["libvirt", "libvirt"],
+      ["proxmox", "Proxmox VE"],
+    ]}
+    path={`/console/attach/${encodeURIComponent(name)}`}
+    ways={(answer) => (answer as { ways: AttachWay[] }).ways}
+    about={(way) => ({
+      label: `Over ${way.over}`,
+      lead: (
+        <>
+          <strong>Over {way.over}</strong>: {way.when}.
+        </>
+      ),
+    })}
+  />
+);
 
 function Who({ disk }: { disk: Info }) {
   const clients = disk.clients ?? [];

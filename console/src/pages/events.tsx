@@ -6,6 +6,14 @@ import { Shown } from "../parts/ui";
 
 const KINDS = ["info", "notice", "warning", "error"] as const;
 
+const MOST = 500;
+
+/** Of both, each the oldest first: the newest, the newest first. */
+function newest(daemon: EventInfo[], alerts: EventInfo[]): EventInfo[] {
+  const all = [...daemon, ...alerts].reverse();
+  return all.sort((a, b) => b.at - a.at).slice(0, MOST);
+}
+
 export function Events() {
   const [severity, setSeverity] = useState("info");
   const [disk, setDisk] = useState("");
@@ -14,11 +22,14 @@ export function Events() {
     const timer = setTimeout(() => setAsked(disk.trim()), 300);
     return () => clearTimeout(timer);
   }, [disk]);
-  const path = useMemo(() => {
+  const question = useMemo(() => {
     const of = asked ? `&disk=${encodeURIComponent(asked).replace(/[!'()*~]/g, "")}` : "";
-    return `/v1/events?limit=500&severity=${severity}${of}`;
+    return `limit=${MOST}&severity=${severity}${of}`;
   }, [severity, asked]);
-  const live = useLive<EventInfo[]>(path, 3000);
+  const daemon = useLive<EventInfo[]>(`/v1/events?${question}`, 3000);
+  // What became of alerts is the second service's to tell: without it the rest is shown.
+  const alerts = useLive<EventInfo[]>(`/v1/alerts/events?${question}`, 3000);
+  const live = { ...daemon, data: daemon.data && newest(daemon.data, alerts.data ?? []) };
   return (
     <>
       <h1>Events</h1>
@@ -38,8 +49,8 @@ export function Events() {
       <Shown live={live} empty={(all) => all.length === 0 && <p>Nothing of that kind has happened.</p>}>
         {(all) => (
           <ol class="events" aria-label="Events, the newest first">
-            {[...all].reverse().map((e) => (
-              <li key={e.id}>
+            {all.map((e) => (
+              <li key={`${e.event} ${e.id}`}>
                 <time dateTime={new Date(e.at).toISOString()}>{clock(e.at)}</time>
                 <span class={`state ${e.severity === "error" ? "bad" : e.severity === "warning" ? "warn" : "info"}`}>
                   {e.severity}

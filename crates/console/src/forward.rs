@@ -40,6 +40,8 @@ enum Look {
     Origin,
     /// `add` is opened.
     Leg,
+    /// `origin` is made, or is there and empty.
+    Target,
     /// `file` is made.
     Recording,
     /// `new` becomes a flash device; with `size` it is made.
@@ -117,10 +119,12 @@ const RULES: &[Rule] = &[
     see("/v1/openapi.json"),
     watch(Method::GET, "/v1/health", Role::Viewer),
     watch(Method::GET, "/v1/alerts", Role::Viewer),
+    watch(Method::GET, "/v1/alerts/events", Role::Viewer),
     watch(Method::POST, "/v1/alerts/test", Role::Operator),
     watch(Method::GET, "/v1/history", Role::Viewer),
     watch(Method::GET, "/v1/memory", Role::Viewer),
     order("/v1/disks", Look::Origin),
+    order("/v1/origins/look", Look::Origin),
     Rule {
         method: Method::PATCH,
         to: To::Daemon,
@@ -133,6 +137,7 @@ const RULES: &[Rule] = &[
     order("/v1/disks/*/remove", Look::Nothing),
     order("/v1/disks/*/accept-loss", Look::Nothing),
     order("/v1/disks/*/mirror", Look::Leg),
+    order("/v1/disks/*/move", Look::Target),
     order("/v1/disks/*/scrub", Look::Nothing),
     order("/v1/disks/*/recording", Look::Recording),
     order("/v1/disks/*/recording/stop", Look::Nothing),
@@ -298,6 +303,7 @@ impl Call {
         let named: Option<(&str, Check)> = match self.look {
             Look::Origin => Some(("origin", paths::origin)),
             Look::Leg => Some(("add", paths::origin)),
+            Look::Target => Some(("origin", paths::target)),
             Look::Recording => Some(("file", paths::new_file)),
             Look::Flash if given("size") => Some(("new", paths::new_file)),
             Look::Flash => Some(("new", paths::flash)),
@@ -488,8 +494,22 @@ mod tests {
                     "{{\"origin\":\"/etc/passwd\",\"origin\":\"/etc/passwd\",\"name\":\"{root}\"}}"
                 ),
             ),
+            (
+                "/v1/origins/look",
+                "{\"origin\":\"/etc/passwd\"}".to_owned(),
+            ),
+            ("/v1/origins/look", "{\"origin\":\"json:{}\"}".to_owned()),
             ("/v1/disks/a/mirror", "{\"add\":\"/etc/passwd\"}".to_owned()),
             ("/v1/disks/a/recording", "{\"file\":\"/etc/x\"}".to_owned()),
+            ("/v1/disks/a/move", "{\"origin\":\"/etc/x\"}".to_owned()),
+            (
+                "/v1/disks/a/move",
+                "{\"origin\":\"/etc/passwd\"}".to_owned(),
+            ),
+            (
+                "/v1/disks/a/move",
+                format!("{{\"origin\":\"qcow2:{root}/new.qcow2\"}}"),
+            ),
             (
                 "/v1/pool/flash",
                 "{\"action\":\"add\",\"new\":\"/dev/sda\"}".to_owned(),

@@ -110,6 +110,16 @@ pub(crate) fn new_file(settings: &Settings, text: &str) -> Result<String, Fault>
     Ok(dir.join(name).display().to_string())
 }
 
+/// A file that a disk is moved to: one that is there, which the daemon refuses unless it is empty, or one that is made.
+pub(crate) fn target(settings: &Settings, text: &str) -> Result<String, Fault> {
+    let path = Path::new(text);
+    // A link that leads nowhere is there, too: what would be made lies where it leads.
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(file(settings, path)?.display().to_string()),
+        Err(_) => new_file(settings, text),
+    }
+}
+
 /// Something in a directory.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Entry {
@@ -299,6 +309,28 @@ mod tests {
             "/".to_owned(),
         ] {
             assert!(new_file(&settings, &attack).is_err(), "{attack}");
+        }
+    }
+
+    #[test]
+    fn disks_are_moved_to_files_below_the_list() {
+        let (_tmp, settings) = world();
+        let root = fs::canonicalize(&settings.paths[0]).unwrap();
+        let at = |rest: &str| format!("{}/{rest}", root.display());
+        assert_eq!(target(&settings, &at("new.raw")), Ok(at("new.raw")));
+        assert_eq!(target(&settings, &at("a.raw")), Ok(at("a.raw")));
+        std::os::unix::fs::symlink("/etc/new.raw", root.join("dangling.raw")).unwrap();
+        for attack in [
+            "/etc/new.raw".to_owned(),
+            "/etc/passwd".to_owned(),
+            at("dangling.raw"),
+            at("../x"),
+            at("sub"),
+            at("sub/."),
+            "new.raw".to_owned(),
+            format!("file:{}", at("new.raw")),
+        ] {
+            assert!(target(&settings, &attack).is_err(), "{attack}");
         }
     }
 

@@ -8,6 +8,7 @@ pub mod datastores;
 pub mod events;
 pub mod flash;
 pub mod listen;
+pub mod look;
 pub mod server;
 pub mod stats;
 pub mod swap;

@@ -240,7 +240,7 @@ pub(super) enum Changed<'a> {
 }
 
 /// Changes something after asking an origin, which may take as long as it likes.
-async fn change_at<T: Send + 'static>(
+pub(super) async fn change_at<T: Send + 'static>(
     panel: Panel,
     find: impl FnOnce(&dyn Control) -> Result<Spot> + Send + 'static,
     work: impl FnOnce(&dyn Control) -> Result<T> + Send + 'static,
@@ -540,6 +540,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(get_openapi))
         .merge(super::datastores::routes())
         .merge(super::events::routes())
+        .merge(super::look::routes())
         .merge(super::areas::routes())
         .merge(super::flash::routes())
         .merge(super::swap::routes())
