@@ -230,10 +230,20 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
         args::Discard::Once => kernel::Discard::Once,
         args::Discard::Pages => kernel::Discard::Pages,
     };
+    if args.encrypt {
+        hearth_swap::crypt::available().map_err(wrong)?;
+    }
     let flash = match args.in_pool {
         true => None,
         false => Some(flash(global, args)?).filter(|flash| args.flash.is_some() || flash.is_file()),
     };
+    if args.encrypt && flash.is_some() {
+        return Err(Error::invalid(
+            "swap in a file beside the pool is not encrypted",
+            "add --in-pool, or leave --encrypt out",
+        )
+        .into());
+    }
     let mut areas = open_to_change(&args.state)?;
     let interrupt = Interrupt::watch();
     let mut line = StatusLine::new(!global.json).quiet_for(Duration::from_secs(1));
@@ -260,6 +270,7 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
                 size: args.size.0,
                 priority: args.priority,
                 discard,
+                encrypt: args.encrypt,
             };
             let mut daemon = Served::of(global, args.device.as_deref());
             areas.on_in_pool(&request, &mut daemon, &mut goes_on)
@@ -394,6 +405,9 @@ fn show(global: &Global, areas: &Areas) -> Outcome {
             let path = area.noted.path.display();
             let name = match &area.noted.in_pool {
                 None => path.to_string(),
+                Some(lent) if area.noted.encrypted => {
+                    format!("{path} in {}, encrypted", lent.flash.display())
+                }
                 Some(lent) => format!("{path} in {}", lent.flash.display()),
             };
             table.row([

@@ -85,6 +85,45 @@ fn kinds_have_their_numbers() {
     assert_eq!((Kind::from_u8(0), Kind::from_u8(10)), (None, None));
 }
 
+/// As many areas as there may be end before what stands behind their list.
+#[test]
+fn a_full_list_of_areas_leaves_what_is_behind_it_alone() {
+    let layout = Layout::for_device(1 << 30, 256).unwrap();
+    let mut sb = Superblock::new(layout, pool(), device(), "golden", 1_700_000_000);
+    let without = sb.encode();
+    let areas: Vec<Area> = (0..hearth_format::areas::AREAS_MAX as u32)
+        .map(|n| Area {
+            first: 100 + 3 * n,
+            segments: 2,
+        })
+        .collect();
+    for area in &areas {
+        sb.add_area(*area).unwrap();
+    }
+    let with = sb.encode();
+    let one_more = Area {
+        first: 400,
+        segments: 1,
+    };
+    assert!(sb.add_area(one_more).is_err());
+    assert_eq!(with[320..328], [63, 0, 0, 0, 0, 0, 0, 0]);
+    for (n, area) in areas.iter().enumerate() {
+        let entry = &with[328 + 16 * n..][..16];
+        let golden = [
+            &[3, 0, 0, 0],
+            &area.first.to_le_bytes()[..],
+            &[2, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(entry, golden.concat());
+    }
+    assert_eq!(
+        with[1336..],
+        without[1336..],
+        "1344 and what follows is of devices"
+    );
+    assert_eq!(Superblock::decode(&with[..]).unwrap().areas, areas);
+}
+
 #[test]
 fn marks_of_ordered_disks_stand_in_block_and_word() {
     let golden = [

@@ -94,7 +94,11 @@ pub trait Kernel {
     /// Where sysfs is.
     fn sys(&self) -> &Path;
     /// What loop device `name` (as in `/sys/block`), of number `rdev`, is over.
-    fn loop_status(&self, name: &str, rdev: u64) -> Option<LoopStatus>;
+    fn loop_status(&self, name: &str, rdev: u64) -> Option<LoopStatus> {
+        self.loop_asked(name, rdev)
+    }
+    /// The same as the device itself says; nothing if it may not be asked.
+    fn loop_asked(&self, name: &str, rdev: u64) -> Option<LoopStatus>;
 }
 
 /// The running kernel.
@@ -108,12 +112,7 @@ impl Kernel for Running {
     /// Asks the device: the path in sysfs may be that of another mount namespace, or a name the
     /// file had before. Only where the device may not be opened the path has to do.
     fn loop_status(&self, name: &str, rdev: u64) -> Option<LoopStatus> {
-        let node = Path::new("/dev").join(name);
-        let asked = fs::File::open(&node)
-            .ok()
-            .filter(|file| file.metadata().is_ok_and(|meta| meta.rdev() == rdev))
-            .and_then(|file| sys::loop_status(&file).ok());
-        asked.or_else(|| {
+        self.loop_asked(name, rdev).or_else(|| {
             let dir = self.sys().join("block").join(name).join("loop");
             let number = |file: &str| number(&dir.join(file)).unwrap_or(0);
             let meta = fs::metadata(text(&dir.join("backing_file"))?).ok()?;
@@ -126,6 +125,17 @@ impl Kernel for Running {
             })
         })
     }
+
+    fn loop_asked(&self, name: &str, rdev: u64) -> Option<LoopStatus> {
+        sys::loop_status(&opened(&Path::new("/dev").join(name), rdev)?).ok()
+    }
+}
+
+/// Where a loop device is looked for by its name.
+fn opened(node: &Path, rdev: u64) -> Option<fs::File> {
+    let file = fs::File::open(node).ok()?;
+    let same = file.metadata().is_ok_and(|meta| meta.rdev() == rdev);
+    same.then_some(file)
 }
 
 fn block_number(meta: &fs::Metadata) -> Option<u64> {
@@ -340,7 +350,7 @@ mod tests {
         fn sys(&self) -> &Path {
             self.dir.path()
         }
-        fn loop_status(&self, name: &str, _rdev: u64) -> Option<LoopStatus> {
+        fn loop_asked(&self, name: &str, _rdev: u64) -> Option<LoopStatus> {
             self.loops.get(name).cloned()
         }
     }

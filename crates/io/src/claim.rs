@@ -21,6 +21,7 @@ use crate::beneath::{
     Beneath, Kernel, Node, Part, Running, beneath_device, device_number, sys_dir,
 };
 use crate::lock::{self, Use};
+use crate::sys;
 use crate::user::User;
 
 /// Most block devices that are looked at for lying above.
@@ -337,23 +338,154 @@ fn used_above(own: &Beneath, how: Use, aside: &[Range<u64>]) -> Option<PathBuf> 
 }
 
 /// Loop devices that show something of a stretch of a file or device, whoever uses them.
+///
+/// # Errors
+///
+/// Also where that cannot be told, as in a container: somebody may be writing there then.
 pub fn loops_over(path: &Path, stretch: Range<u64>) -> io::Result<Vec<PathBuf>> {
     let own = Beneath::of(&Running, path, &fs::metadata(path)?)?;
     let Some(top) = own.parts().first().map(|part| part.node) else {
-        return Ok(Vec::new());
+        return Err(io::ErrorKind::InvalidInput.into());
     };
+    if !sys::is_sysfs(Running.sys()) {
+        return Err(unknown("/sys is not the kernel's"));
+    }
+    loops_over_node(&Running, top, &stretch)
+}
+
+fn unknown(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, what.to_owned())
+}
+
+fn loops_over_node(
+    kernel: &dyn Kernel,
+    top: Node,
+    stretch: &Range<u64>,
+) -> io::Result<Vec<PathBuf>> {
+    if let Node::Device(rdev) = top
+        && !sys_dir(kernel.sys(), rdev).exists()
+    {
+        return Err(unknown("/sys does not know the device"));
+    }
     let mut found = Vec::new();
-    for entry in fs::read_dir(Running.sys().join("block"))?.take(DEVICES_MAX) {
+    for (n, entry) in fs::read_dir(kernel.sys().join("block"))?.enumerate() {
+        if n >= DEVICES_MAX {
+            return Err(unknown("there are too many block devices to look at"));
+        }
         let dir = entry?.path();
-        let Some(rdev) = device_number(&dir).filter(|_| dir.join("loop").exists()) else {
+        // One that is over nothing has no such directory.
+        if !dir.join("loop").exists() {
             continue;
+        }
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let Some(rdev) = device_number(&dir) else {
+            return Err(unknown(&format!(
+                "/sys does not say which device {name} is"
+            )));
         };
-        let lies = beneath_device(rdev);
+        if Node::Device(rdev) == top {
+            continue;
+        }
+        let lies = Beneath::of_node(kernel, Node::Device(rdev), None);
         let over =
             |part: &Part| part.node == top && part.start < stretch.end && stretch.start < part.end;
-        if Node::Device(rdev) != top && lies.parts().iter().any(over) {
+        if lies.parts().iter().any(over) {
             found.push(node_of(rdev).unwrap_or(dir));
+            continue;
+        }
+        // The name that /sys has for its file may be another one's here. Only where it shows bytes of other numbers it is none.
+        let asked = kernel.loop_asked(&name, rdev).is_some();
+        if !asked && may_show(&dir, stretch) {
+            return Err(unknown(&format!(
+                "/dev/{name} cannot be looked at, and may show that part"
+            )));
         }
     }
     Ok(found)
+}
+
+/// Could a loop device show a byte of a stretch, if it were over what that is of?
+fn may_show(dir: &Path, stretch: &Range<u64>) -> bool {
+    let number = |file: &str| -> Option<u64> {
+        let text = fs::read_to_string(dir.join(file)).ok()?;
+        text.trim().parse().ok()
+    };
+    let (Some(offset), Some(sectors)) = (number("loop/offset"), number("size")) else {
+        return true;
+    };
+    let end = offset.saturating_add(sectors.saturating_mul(512));
+    offset < stretch.end && stretch.start < end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::beneath::LoopStatus;
+    use std::os::unix::fs::symlink;
+
+    /// A host with one file and one loop device, which may or may not be asked.
+    struct Host {
+        dir: tempfile::TempDir,
+        says: Option<LoopStatus>,
+    }
+
+    impl Kernel for Host {
+        fn sys(&self) -> &Path {
+            self.dir.path()
+        }
+        fn loop_asked(&self, _: &str, _: u64) -> Option<LoopStatus> {
+            self.says.clone()
+        }
+    }
+
+    const FILE: Node = Node::File { dev: 5, inode: 7 };
+
+    fn host(says: Option<LoopStatus>, offset: u64, sectors: u64) -> Host {
+        let dir = tempfile::tempdir().unwrap();
+        let loop0 = dir.path().join("block/loop0");
+        fs::create_dir_all(loop0.join("loop")).unwrap();
+        fs::create_dir_all(dir.path().join("dev/block")).unwrap();
+        symlink(&loop0, dir.path().join("dev/block/7:250")).unwrap();
+        fs::write(loop0.join("dev"), "7:250\n").unwrap();
+        fs::write(loop0.join("size"), format!("{sectors}\n")).unwrap();
+        fs::write(loop0.join("loop/offset"), format!("{offset}\n")).unwrap();
+        Host { dir, says }
+    }
+
+    fn over(host: &Host, stretch: Range<u64>) -> Option<usize> {
+        let found = loops_over_node(host, FILE, &stretch);
+        found.ok().map(|found| found.len())
+    }
+
+    #[test]
+    fn a_loop_device_that_cannot_be_asked_may_show_it() {
+        let status = |inode| LoopStatus {
+            dev: 5,
+            inode,
+            rdev: 0,
+            offset: 4096,
+            limit: 4096,
+        };
+        let ours = host(Some(status(7)), 4096, 8);
+        assert_eq!(over(&ours, 4096..8192), Some(1));
+        assert_eq!(over(&ours, 8192..9000), Some(0));
+        assert_eq!(over(&host(Some(status(8)), 4096, 8), 0..8192), Some(0));
+        // It says nothing: only other bytes are none of it.
+        let silent = host(None, 4096, 8);
+        assert_eq!(over(&silent, 0..4096), Some(0));
+        assert_eq!(over(&silent, 8192..9000), Some(0));
+        assert_eq!(over(&silent, 8191..9000), None);
+        fs::remove_file(silent.dir.path().join("block/loop0/loop/offset")).unwrap();
+        assert_eq!(over(&silent, 8192..9000), None);
+    }
+
+    #[test]
+    fn where_the_kernel_says_nothing_of_devices_nobody_knows() {
+        let host = host(None, 0, 0);
+        let device = Node::Device(libc::makedev(8, 0));
+        assert!(loops_over_node(&host, device, &(0..1)).is_err());
+        fs::remove_dir_all(host.dir.path().join("block")).unwrap();
+        assert_eq!(over(&host, 0..1), None);
+        assert!(sys::is_sysfs(Path::new("/sys")) && !sys::is_sysfs(host.dir.path()));
+    }
 }

@@ -59,6 +59,19 @@ pub fn has_room(fd: RawFd) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLOUT != 0 }
 }
 
+/// Is that where the kernel tells of its devices?
+pub(crate) fn is_sysfs(path: &std::path::Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: all zeros are a valid value of this structure of numbers.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a string that ends with a zero, and a structure of ours that is filled.
+    let told = unsafe { libc::statfs(name.as_ptr(), &mut stat) } == 0;
+    told && stat.f_type == libc::SYSFS_MAGIC
+}
+
 /// Size in bytes of the block device `file`.
 pub(crate) fn device_size(file: &File) -> io::Result<u64> {
     let mut size = 0u64;

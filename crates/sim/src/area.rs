@@ -81,7 +81,8 @@ impl World<'_> {
                     self.write_area(place);
                 }
             }
-            Stage::GivingBack(_) if busy || subject.gave_up_flash() => {}
+            // Nobody writes there, whenever the engine asks.
+            Stage::GivingBack(_) if busy || subject.gave_up_flash() => subject.end_clearing(),
             Stage::GivingBack(_) => {
                 if areas.is_empty() {
                     self.paths.note(Event::AreaBack);

@@ -520,6 +520,9 @@ impl Subject for RealSubject {
         let area = areas.iter().find(|(_, place)| *place == area);
         area.is_some_and(|(area, _)| self.engine.give_area_back(*area).is_ok())
     }
+    fn end_clearing(&self) {
+        self.engine.end_clearing(true);
+    }
     fn is_area_changed(&self) -> bool {
         self.engine.area_change().is_some()
     }

@@ -149,6 +149,8 @@ pub trait Subject {
     fn give_area_back(&self, _area: AreaPlace) -> bool {
         false
     }
+    /// If one that is given back is clear: nobody writes there.
+    fn end_clearing(&self) {}
     /// Is one being set aside, or given back?
     fn is_area_changed(&self) -> bool {
         false

@@ -190,6 +190,17 @@ pub fn check(path: &Path, size: u64, uuid: Uuid) -> Result<()> {
     }
 }
 
+/// Of which swap a file or device is, if of any.
+pub(crate) fn uuid_at(path: &Path) -> io::Result<Option<Uuid>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)?;
+    let mut header = [0; HEADER];
+    file.read_exact_at(&mut header, 0)?;
+    Ok(header_uuid(&header))
+}
+
 /// The UUID in a swap header (`mkswap(8)`, `union swap_header` of `linux/swap.h`).
 pub(crate) fn header_uuid(header: &[u8; HEADER]) -> Option<Uuid> {
     if !header.ends_with(MAGIC) {

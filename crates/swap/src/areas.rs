@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::in_pool::{self, Lender, Lent};
 use crate::kernel::{self, Discard, InUse};
 use crate::notes::{Noted, Notes, Stage, this_host};
-use crate::{Result, area, tuning};
+use crate::{Result, area, crypt, tuning};
 
 /// Of the memory that is available, what must be left when all is read back: programs go on meanwhile.
 const MARGIN: u64 = 64 << 20;
@@ -49,6 +49,8 @@ pub struct RequestInPool {
     pub priority: u16,
     /// Is the device told of what is free?
     pub discard: Discard,
+    /// With a key that nobody knows.
+    pub encrypt: bool,
 }
 
 /// An area as it is.
@@ -176,6 +178,7 @@ impl Areas {
             discard: request.discard,
             stage: Stage::Making,
             in_pool: None,
+            encrypted: false,
         };
         self.notes.areas.push(noted.clone());
         self.notes.store(&self.dir)?;
@@ -218,6 +221,9 @@ impl Areas {
                 "give a --size of at least 1M",
             ));
         }
+        if request.encrypt {
+            crypt::available()?;
+        }
         if let Some(left) = lender.lent()?.first() {
             return Err(Fault::new(
                 format!(
@@ -257,6 +263,7 @@ impl Areas {
             discard: request.discard,
             stage: Stage::Making,
             in_pool: Some(lent.clone()),
+            encrypted: request.encrypt,
         };
         self.notes.areas.push(noted.clone());
         self.notes.store(&self.dir)?;
@@ -264,6 +271,10 @@ impl Areas {
         self.set_path(lent, &noted.path)?;
         if !lent.fill(&noted.path, goes_on)? {
             return Ok(None);
+        }
+        if noted.encrypted {
+            noted.path = crypt::open(&noted.path, noted.uuid)?;
+            self.set_path(lent, &noted.path)?;
         }
         area::format(&noted.path, noted.uuid)?;
         self.take(&noted)?;
@@ -283,6 +294,17 @@ impl Areas {
     /// Nobody swaps to it: no loop device is over it any more.
     fn unuse(&mut self, lent: &Lent) -> Result<()> {
         let used = in_use()?;
+        let encrypted =
+            |a: &&Noted| a.encrypted && a.in_pool.as_ref().is_some_and(|l| l.is_same(lent));
+        if let Some(noted) = self.notes.areas.iter().find(encrypted) {
+            if let Some(user) = user_of(noted, &used) {
+                return Err(Fault::new(
+                    format!("the kernel swaps to {}", user.path.display()),
+                    "`swapoff` ends that; then use `hearth swap off` once more",
+                ));
+            }
+            crypt::close(noted.uuid)?;
+        }
         for node in lent.loops()? {
             if used.iter().any(|u| u.path == node) {
                 return Err(Fault::new(
@@ -387,10 +409,18 @@ impl Areas {
                 None => self.forget(&noted.path)?,
                 Some(lent) => {
                     self.stage(&noted.path, Stage::Going)?;
-                    self.unuse(lent)?;
-                    // It may have been given back before a crash.
-                    if lender.lent()?.iter().any(|l| l.is_same(lent)) {
-                        lender.take_back(lent)?;
+                    // Where that device is now. It may have been given back before a crash.
+                    match lender.lent()?.into_iter().find(|l| l.is_same(lent)) {
+                        Some(now) => {
+                            self.unuse(&now)?;
+                            lender.take_back(&now)?;
+                        }
+                        // The device that encrypts it may be there yet.
+                        None if noted.encrypted => crypt::close(noted.uuid)?,
+                        None if area::uuid_at(&noted.path).is_ok_and(|u| u == Some(noted.uuid)) => {
+                            in_pool::detach(&noted.path)?;
+                        }
+                        None => {}
                     }
                     self.drop_note(lent)?;
                 }
@@ -454,15 +484,28 @@ impl Areas {
             Stage::Used => {}
         }
         lender.check(lent)?;
+        if noted.encrypted {
+            crypt::available()?;
+        }
         self.unuse(lent)?;
         let node = lent.show()?;
         self.set_path(lent, &node)?;
-        let again = Noted {
+        let mut again = Noted {
             path: node.clone(),
             ..noted.clone()
         };
-        let taken = in_pool::check_header(&node, noted.uuid).and_then(|()| self.take(&again));
+        // With another key nothing of what was there is to be read: it is made anew.
+        let ready = match noted.encrypted {
+            true => crypt::open(&node, noted.uuid).and_then(|mapped| {
+                again.path = mapped;
+                self.set_path(lent, &again.path)?;
+                area::format(&again.path, noted.uuid)
+            }),
+            false => in_pool::check_header(&node, noted.uuid),
+        };
+        let taken = ready.and_then(|()| self.take(&again));
         if taken.is_err() {
+            crypt::close(noted.uuid)?;
             in_pool::detach(&node)?;
         }
         taken
@@ -534,13 +577,17 @@ fn fits(out: u64, available: u64, elsewhere: u64) -> Result<()> {
     ))
 }
 
-/// What the kernel swaps to of it. A loop device has another name after each boot, and its old name may be another's.
+/// What the kernel swaps to of it. A loop device has another name after each boot, the device below it may have, and their old
+/// names may be another's: what is swapped to says itself which area it is. Names count only where it may not be looked at.
 fn user_of<'a>(noted: &Noted, used: &'a [InUse]) -> Option<&'a InUse> {
-    let nodes = match &noted.in_pool {
+    let by_name = || match &noted.in_pool {
         None => vec![noted.path.clone()],
         Some(lent) => lent.loops().unwrap_or_default(),
     };
-    used.iter().find(|u| nodes.contains(&u.path))
+    used.iter().find(|u| match area::uuid_at(&u.path) {
+        Ok(found) => found == Some(noted.uuid),
+        Err(_) => by_name().contains(&u.path),
+    })
 }
 
 fn in_use() -> Result<Vec<InUse>> {
@@ -563,6 +610,7 @@ mod tests {
             discard: Discard::Off,
             stage,
             in_pool: None,
+            encrypted: false,
         });
         notes.store(dir).unwrap();
         Areas::open(dir).unwrap()
@@ -584,6 +632,41 @@ mod tests {
         fn check(&mut self, _: &Lent) -> Result<()> {
             Err(Fault::new("it is another device", "take it away"))
         }
+    }
+
+    #[test]
+    fn what_is_swapped_to_says_itself_which_area_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str, uuid| {
+            let mut header = [0; area::HEADER];
+            header[1036..1052].copy_from_slice(Uuid::from_u128(uuid).as_bytes());
+            header[4086..].copy_from_slice(b"SWAPSPACE2");
+            let path = dir.path().join(name);
+            std::fs::write(&path, header).unwrap();
+            InUse {
+                path,
+                size: 1,
+                used: 1,
+                priority: 1,
+            }
+        };
+        let used = [at("a", 1), at("b", 2)];
+        let noted = |name: &str, uuid| Noted {
+            path: dir.path().join(name),
+            size: 1,
+            uuid: Uuid::from_u128(uuid),
+            priority: 1,
+            discard: Discard::Off,
+            stage: Stage::Used,
+            in_pool: None,
+            encrypted: false,
+        };
+        // Names have changed since it was noted, and what has its name now is somebody else's.
+        assert_eq!(user_of(&noted("a", 2), &used), Some(&used[1]));
+        assert_eq!(user_of(&noted("a", 3), &used), None);
+        // What may not be looked at is told by its name.
+        std::fs::remove_file(&used[0].path).unwrap();
+        assert_eq!(user_of(&noted("a", 3), &used), Some(&used[0]));
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub const NAME: &str = "swap.json";
 const VERSION: u32 = 1;
 /// The same where an area is in a pool: whoever does not know of that would remove the device as a file.
 const VERSION_IN_POOL: u32 = 2;
+/// The same where one is encrypted: whoever does not know of that would swap to it in the clear.
+const VERSION_ENCRYPTED: u32 = 3;
 
 /// How far an area is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +55,9 @@ pub struct Noted {
     /// What is set aside of the pool, if it is that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_pool: Option<Lent>,
+    /// What is swapped out there is encrypted, with a key that is made anew each time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// All that is noted.
@@ -103,10 +108,10 @@ impl Notes {
         let value: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
         match value["version"].as_u64() {
-            Some(v) if v == u64::from(VERSION) || v == u64::from(VERSION_IN_POOL) => {}
+            Some(v) if (u64::from(VERSION)..=u64::from(VERSION_ENCRYPTED)).contains(&v) => {}
             Some(v) => {
                 return Err(wrong(format!(
-                    "it is of version {v}, this build knows 1 and 2"
+                    "it is of version {v}, this build knows 1 to {VERSION_ENCRYPTED}"
                 )));
             }
             None => return Err(wrong("it has no version".into())),
@@ -136,9 +141,11 @@ impl Notes {
             let new = dir.join(format!("{NAME}.new"));
             let mut file = File::create(&new)?;
             let mut notes = self.clone();
-            notes.version = match self.areas.iter().any(|a| a.in_pool.is_some()) {
-                true => VERSION_IN_POOL,
-                false => VERSION,
+            let any = |what: &dyn Fn(&Noted) -> bool| self.areas.iter().any(what);
+            notes.version = match (any(&|a| a.encrypted), any(&|a| a.in_pool.is_some())) {
+                (true, _) => VERSION_ENCRYPTED,
+                (false, true) => VERSION_IN_POOL,
+                (false, false) => VERSION,
             };
             file.write_all(serde_json::to_string_pretty(&notes)?.as_bytes())?;
             file.sync_all()?;
@@ -162,6 +169,7 @@ mod tests {
                 discard: Discard::Off,
                 stage: Stage::Used,
                 in_pool: None,
+                encrypted: false,
             }],
             ..Notes::none("h".into())
         }
@@ -196,6 +204,14 @@ mod tests {
         assert!(text.contains("\"version\": 2"), "{text}");
         let read = Notes::read(dir.path(), "h").unwrap();
         assert_eq!(read.areas, notes.areas);
+        // One that is encrypted is of yet another.
+        assert!(!text.contains("encrypted"), "{text}");
+        notes.areas[0].encrypted = true;
+        notes.store(dir.path()).unwrap();
+        let text = fs::read_to_string(dir.path().join(NAME)).unwrap();
+        assert!(text.contains("\"version\": 3") && text.contains("\"encrypted\": true"));
+        let read = Notes::read(dir.path(), "h").unwrap();
+        assert_eq!(read.areas, notes.areas);
         // Without it an older build can read them again.
         some().store(dir.path()).unwrap();
         let text = fs::read_to_string(dir.path().join(NAME)).unwrap();
@@ -206,7 +222,7 @@ mod tests {
     fn others_are_refused_in_words() {
         let dir = tempfile::tempdir().unwrap();
         for (text, word) in [
-            ("{\"version\": 3}", "version 3"),
+            ("{\"version\": 4}", "version 4"),
             ("{}", "no version"),
             ("x", "expected"),
             ("{\"version\": 1}", "missing"),

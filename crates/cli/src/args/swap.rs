@@ -19,7 +19,8 @@ pub enum Swap {
     /// Make an area beside the flash file, or in the pool, and have the kernel swap to it, also after a boot
     #[command(after_help = "Example:\n  hearth swap on --size 8G\n  \
         hearth swap on --size 8G --flash /srv/flash --priority 10\n  \
-        hearth swap on --size 8G --in-pool\n\n\
+        hearth swap on --size 8G --in-pool\n  \
+        hearth swap on --size 8G --in-pool --encrypt\n\n\
         It is a file beside the pool's flash file, and a part of the pool (--in-pool) where that is a whole device or partition.\n\
         Ctrl-C calls it off while room is made.")]
     On(SwapOn),
@@ -56,6 +57,10 @@ pub struct SwapOn {
     /// Tell the device what is free
     #[arg(long, value_enum, default_value = "off")]
     pub discard: Discard,
+    /// Encrypt what is swapped out, with a key that is made anew each time and that nobody knows; of a part of the pool, where the
+    /// kernel has dm-crypt
+    #[arg(long)]
+    pub encrypt: bool,
     #[command(flatten)]
     pub state: SwapState,
 }

@@ -203,19 +203,7 @@ impl Daemon {
         let path = devices
             .get(usize::from(place.device))
             .map_or(back.path.as_str(), |d| d.path.as_str());
-        // What cannot be looked at may be in use.
-        let users = over(path, &place).map_err(|e| {
-            Error::unavailable(
-                format!("it cannot be told whether the kernel still swaps to {path}: {e}"),
-                "give the daemon the host's /sys and /dev",
-            )
-        })?;
-        if let Some(user) = users.first() {
-            return Err(Error::conflict(
-                format!("{user} still shows that part of {path}"),
-                "`hearth swap off` takes it away first",
-            ));
-        }
+        unused(path, &place)?;
         let what = format!("give {} of {path} back to the cache", human(place.bytes));
         self.reshaping.begin(what.clone(), Stage::Clearing)?;
         if let Err(why) = self.engine.give_area_back(area) {
@@ -224,6 +212,11 @@ impl Daemon {
         }
         let path = path.to_owned();
         self.work_on_area(what, move |daemon| {
+            // It took a while to clear it, and anybody may have come meanwhile.
+            daemon.wait_clear(place.bytes)?;
+            let still = unused(&path, &place);
+            daemon.engine.end_clearing(still.is_ok());
+            still?;
             daemon.wait_area(place.bytes)?;
             match has(&daemon.engine, area) {
                 false => Ok(()),
@@ -272,7 +265,16 @@ impl Daemon {
 
     /// Waits until nothing more is done to an area.
     fn wait_area(&self, bytes: u64) -> Result<()> {
-        while let Some((_, done)) = self.engine.area_change() {
+        self.wait_while(bytes, || true)
+    }
+
+    /// Waits until one is clear, or cannot be.
+    fn wait_clear(&self, bytes: u64) -> Result<()> {
+        self.wait_while(bytes, || !self.engine.is_area_clear())
+    }
+
+    fn wait_while(&self, bytes: u64, more: impl Fn() -> bool) -> Result<()> {
+        while let Some((_, done)) = self.engine.area_change().filter(|_| more()) {
             self.reshaping.tell(done, bytes);
             if self.cache_is_off() {
                 return Err(refused(AreaRefused::NoWrites));
@@ -321,6 +323,23 @@ impl Daemon {
 
 fn has(engine: &Engine, area: Area) -> bool {
     engine.areas().iter().any(|(a, _)| *a == area)
+}
+
+/// Refuses where somebody may still write there. What cannot be looked at may be in use.
+fn unused(path: &str, place: &AreaPlace) -> Result<()> {
+    let users = over(path, place).map_err(|e| {
+        Error::unavailable(
+            format!("it cannot be told whether the kernel still swaps to {path}: {e}"),
+            "give the daemon the host's /sys and /dev",
+        )
+    })?;
+    match users.first() {
+        None => Ok(()),
+        Some(user) => Err(Error::conflict(
+            format!("{user} still shows that part of {path}"),
+            "`hearth swap off` takes it away first",
+        )),
+    }
 }
 
 /// Which loop devices show it.

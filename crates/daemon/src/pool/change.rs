@@ -469,7 +469,7 @@ fn cannot_be_asked(path: &Path) -> bool {
 }
 
 /// What a device says of itself, if it can be read.
-fn superblock_at(path: &Path) -> Option<Superblock> {
+pub(super) fn superblock_at(path: &Path) -> Option<Superblock> {
     let mode = OpenMode {
         read_only: true,
         unlocked: true,
@@ -571,7 +571,7 @@ fn settled(
 ) -> Result<(Arc<Device>, Newcomer)> {
     let Prepared { file, replaced } = prepared;
     let start = change::begin_of(&pool.superblock, old.unwrap_or(usize::MAX));
-    take_room(&at.path, &file, start)?;
+    take_room(&at.path, &file, start, true)?;
     // Before anything names it: after a power cut the file would be there without its name.
     settle_name(&at.path, options, replaced)?;
     let mut device = Arc::new(Device::new(file));

@@ -65,7 +65,7 @@ pub fn create_several(
             file,
             replaced: old,
         } = p;
-        take_room(path, &file, entry.extent.segment_start)?;
+        take_room(path, &file, entry.extent.segment_start, true)?;
         media.push(Arc::new(Device::new(file)));
         replaced.push(old);
     }

@@ -1,5 +1,6 @@
 //! Makes a pool: a new file or a device that holds nothing of value, or another flash in the place of one that is gone.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -177,6 +178,50 @@ fn heir_of(state_dir: &Path, pool: Option<&str>) -> Result<Beside> {
     })
 }
 
+/// Stretches of a device to which somebody else wrote when it was a pool's: areas that were set aside for swap.
+///
+/// What stands there may be a copy of anything, also of segments of this pool, or of a batch with the numbers that come next. Only
+/// the first device of a pool lists them; of another one everything may be such an area.
+fn former_areas(file: &BlockFile, found: Option<&Superblock>) -> Vec<Range<u64>> {
+    let Some(sb) = found else {
+        return Vec::new();
+    };
+    if sb.device_index > 0 {
+        return std::iter::once(0..file.size()).collect();
+    }
+    let here = |area: &hearth_format::Area| {
+        let place = sb.place_of(*area).filter(|place| place.device == 0)?;
+        Some(place.offset..place.offset.saturating_add(place.bytes).min(file.size()))
+    };
+    sb.areas.iter().filter_map(here).collect()
+}
+
+/// Overwrites all of it, whatever it is.
+fn overwrite(
+    file: &BlockFile,
+    stretches: &[Range<u64>],
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> std::io::Result<()> {
+    let zeros = Buf::zeroed(WRITE_OUT_BYTES as usize).all();
+    let all = stretches.iter().map(|s| s.end - s.start).sum();
+    let mut done = 0;
+    for stretch in stretches {
+        let mut at = stretch.start;
+        while at < stretch.end {
+            if !progress(done, all) {
+                return Err(std::io::ErrorKind::Interrupted.into());
+            }
+            let len = (stretch.end - at).min(WRITE_OUT_BYTES);
+            file.write_at(at, zeros.bytes().get(..len as usize).unwrap_or_default())?;
+            (at, done) = (at + len, done + len);
+        }
+    }
+    match stretches {
+        [] => Ok(()),
+        _ => file.flush(),
+    }
+}
+
 /// Segments of an earlier life of this device would be believed: they carry the pool's number.
 fn wipe_segments(file: &BlockFile, layout: &Layout) -> std::io::Result<()> {
     let zeros = Buf::zeroed(BLOCK as usize).all();
@@ -248,9 +293,14 @@ pub(super) struct Prepared {
 
 /// Gives what the device had its space for back, and what the pool needs for itself, up to block `own_blocks`, room:
 /// also in a sparse file on a file system that becomes full later.
-pub(super) fn take_room(path: &Path, file: &BlockFile, own_blocks: u64) -> Result<()> {
+pub(super) fn take_room(
+    path: &Path,
+    file: &BlockFile,
+    own_blocks: u64,
+    discard: bool,
+) -> Result<()> {
     let size = file.size();
-    if file.is_device() {
+    if discard && file.is_device() {
         // Gives the SSD all its space back; one that cannot do it works nevertheless.
         if let Err(e) = file.discard(0, size) {
             tracing::debug!(path = %path.display(), "cannot discard: {e}");
@@ -296,14 +346,30 @@ fn create_as(
 ) -> Result<Pool> {
     let Prepared { file, replaced } = prepare(path, options, progress)?;
     let layout = layout(path, file.size())?;
-    take_room(path, &file, layout.segment_start)?;
-    if options.size.is_none() && legacy.older > 0 {
-        wipe_segments(&file, &layout).map_err(|e| {
-            Error::unavailable(
-                format!("cannot clear {}: {e}", path.display()),
-                "check the device's health",
-            )
-        })?;
+    let adopted = options.size.is_none() && legacy.older > 0;
+    let found = adopted
+        .then(|| super::change::superblock_at(path))
+        .flatten();
+    let areas = former_areas(&file, found.as_ref());
+    let unclear = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::Interrupted => Error::unavailable(
+            format!(
+                "{} was not made the pool's flash: interrupted",
+                path.display()
+            ),
+            "run the command again",
+        ),
+        _ => Error::unavailable(
+            format!("cannot clear {}: {e}", path.display()),
+            "check the device's health",
+        ),
+    };
+    // The superblock that lists them is there until they are clear: what is cut off begins anew.
+    overwrite(&file, &areas, progress).map_err(unclear)?;
+    // What was discarded may read as anything.
+    take_room(path, &file, layout.segment_start, areas.is_empty())?;
+    if adopted {
+        wipe_segments(&file, &layout).map_err(unclear)?;
     }
     let mut media = Arc::new(Device::new(file));
     let now = crate::beside::now_unix().max(legacy.older + 1);

@@ -46,10 +46,21 @@ impl Engine {
         self.core().flash.keep_area()
     }
 
-    /// Gives an area back, to which nobody else writes any more. It is when [`area_change`](Engine::area_change) has nothing more to
+    /// Gives an area back, to which nobody else writes any more. When it [is clear](Engine::is_area_clear), it waits until that is said
+    /// again ([`end_clearing`](Engine::end_clearing)). It is back when [`area_change`](Engine::area_change) has nothing more to
     /// tell and it is not among the [`areas`](Engine::areas); if it still is, that failed.
     pub fn give_area_back(&self, area: Area) -> Result<(), AreaRefused> {
         self.core().flash.give_area_back(area)
+    }
+
+    /// Is an area that is given back clear, and waits to be told that still nobody writes there?
+    pub fn is_area_clear(&self) -> bool {
+        self.core().flash.is_area_clear()
+    }
+
+    /// What is clear is used again if `nobody` else writes there; else it stays set aside.
+    pub fn end_clearing(&self, nobody: bool) {
+        self.core().flash.end_clearing(nobody);
     }
 
     /// The area that something is done to, and how many bytes of it are cleared.

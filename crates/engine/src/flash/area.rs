@@ -6,8 +6,8 @@
 //!   device is that is to go) and both copies of a superblock that lists it are durable. From then on no start looks at it;
 //! - an area comes back only when nobody else writes there any more, which whoever asks for it has seen to. What stands there
 //!   may look like the log: a page that was swapped out holds whatever a guest put into it, also a copy of a segment of this
-//!   very pool, or a batch with the numbers that come next. So all of it is overwritten with zeros and flushed, then both
-//!   copies of a superblock that does not list it are made durable, and only then are the segments free.
+//!   very pool, or a batch with the numbers that come next. So all of it is overwritten with zeros and flushed. Then whoever
+//!   asked looks once more whether somebody writes there, for that took a while; and then both copies of a superblock that does not list it are made durable, and only then are the segments free.
 //!
 //! A crash leaves the list as it was or as it is to be, and either is true of what is there.
 
@@ -32,6 +32,8 @@ enum Step {
     Wipe(u64),
     /// That is made durable.
     Flush,
+    /// It is clear. Whoever asked for it says whether anybody else may write there by now.
+    Clear,
     /// It is to be taken off the list.
     Unlist,
 }
@@ -155,10 +157,25 @@ impl<U: Users> FlashDevice<U> {
             let done = match change.step {
                 Step::List => 0,
                 Step::Wipe(done) => done,
-                Step::Flush | Step::Unlist => self.area_bytes(change.area),
+                Step::Flush | Step::Clear | Step::Unlist => self.area_bytes(change.area),
             };
             (change.area, done)
         })
+    }
+
+    /// Is one clear, and waits for [`end_clearing`](Self::end_clearing)?
+    pub fn is_area_clear(&self) -> bool {
+        self.area_change.is_some_and(|c| c.step == Step::Clear)
+    }
+
+    /// What is clear is the log's again if nobody else writes there; else it stays set aside.
+    pub fn end_clearing(&mut self, nobody: bool) {
+        if self.is_area_clear() {
+            match nobody {
+                true => self.set_area_step(Step::Unlist, false),
+                false => self.area_change = None,
+            }
+        }
     }
 
     fn area_bytes(&self, area: Area) -> u64 {
@@ -181,6 +198,7 @@ impl<U: Users> FlashDevice<U> {
                 self.out.send(FlashOp::Wipe, io.in_background());
             }
             Step::Flush => self.out.send(FlashOp::Wipe, Io::flush(self.target())),
+            Step::Clear => return,
             Step::List | Step::Unlist if !free => return,
             Step::List => {
                 if !self.sb.areas.contains(&change.area) && self.sb.add_area(change.area).is_err() {
@@ -229,7 +247,7 @@ impl<U: Users> FlashDevice<U> {
                     false => Step::Wipe(done),
                 }
             }
-            _ => Step::Unlist,
+            _ => Step::Clear,
         };
         self.set_area_step(next, false);
     }

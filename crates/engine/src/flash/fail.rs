@@ -219,7 +219,10 @@ impl<U: Users> FlashDevice<U> {
         self.cleaner.free(seg);
         self.log.segments[seg as usize].state = SegState::Free;
         self.note_changed(seg);
-        self.put_free(seg);
+        match self.is_on_emptying(seg) {
+            true => self.put_aside(seg),
+            false => self.put_free(seg),
+        }
     }
 
     /// Batches from `seq` on that were meant for a segment go elsewhere: it ends with those before.

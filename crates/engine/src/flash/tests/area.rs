@@ -85,8 +85,12 @@ fn it_is_the_logs_again_only_when_it_is_clear_and_durably_off_the_list() {
     let (op, io) = next(&mut d);
     assert!(matches!(op, FlashOp::Wipe) && io.kind == OpKind::Flush);
     assert_eq!(d.sb.areas, [area]);
+    assert!(!d.is_area_clear());
     d.wipe_ended(OpKind::Flush, &Ok(()), 0);
-    assert!(!is_free(&d, area));
+    assert!(!is_free(&d, area) && d.is_area_clear());
+    d.area_step();
+    assert!(sent(&mut d).is_empty(), "who asked has to look once more");
+    d.end_clearing(true);
     stored(&mut d, &[]);
     assert!(is_free(&d, area));
     assert_eq!(d.log.usable(), d.log.segments.len());
@@ -110,6 +114,50 @@ fn what_cannot_be_cleared_stays_set_aside() {
     next(&mut d);
     d.wipe_ended(OpKind::Flush, &Err(IO), 0);
     assert!(!d.takes_writes() && !is_free(&d, area));
+}
+
+#[test]
+fn what_somebody_writes_to_again_when_it_is_clear_stays_set_aside() {
+    let mut d = device();
+    let area = set_aside(&mut d);
+    d.give_area_back(area).unwrap();
+    d.end_clearing(true);
+    assert!(!d.is_area_clear(), "it is not clear yet");
+    while !d.is_area_clear() {
+        let (_, io) = next(&mut d);
+        d.wipe_ended(io.kind, &Ok(()), 0);
+    }
+    d.end_clearing(false);
+    assert!(!d.is_area_changed() && !is_free(&d, area));
+    assert_eq!(d.sb.areas, [area]);
+}
+
+/// Batches behind one that failed go elsewhere with it, and the segment they were sent to comes free: on a part that is
+/// being emptied it must not be written again.
+#[test]
+fn a_segment_whose_batches_go_elsewhere_is_put_aside_where_it_is_emptied() {
+    let mut d = device();
+    append(&mut d, 0, 200, 1);
+    write_all(&mut d);
+    append(&mut d, 200, 128, 2);
+    d.pump(0);
+    let parts = batches(&sent(&mut d));
+    assert_eq!(parts.len(), 2);
+    let area = Area {
+        first: 1,
+        segments: 2,
+    };
+    d.begin_area(area).unwrap();
+    assert_eq!(d.log.segments[1].batches, 1);
+    written(&mut d, parts[1]);
+    d.batch_ended(parts[0], &Err(IO));
+    d.go_on(0, 0);
+    assert!(d.takes_writes() && d.is_emptying());
+    assert!(area.range().all(|seg| !d.log.free.contains(&seg)));
+    write_all(&mut d);
+    assert_eq!(d.how_empty().map(|how| how.left), Some(0));
+    d.end_emptying();
+    assert!(area.range().all(|seg| d.log.free.contains(&seg)));
 }
 
 #[test]
