@@ -204,3 +204,88 @@ async fn look_at_origin(
 pub(super) fn routes() -> OpenApiRouter<Panel> {
     OpenApiRouter::new().routes(routes!(look_at_origin))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with these bytes at these places.
+    fn file(dir: &Path, name: &str, size: u64, bytes: &[(usize, &[u8])]) -> String {
+        let mut data = vec![0; size as usize];
+        for (at, bytes) in bytes {
+            data[*at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        let path = dir.join(name);
+        std::fs::write(&path, data).unwrap();
+        path.display().to_string()
+    }
+
+    #[test]
+    fn a_file_says_what_is_in_it() {
+        let tmp = tempfile::tempdir().unwrap();
+        let size = 1 << 20;
+        let empty = file(tmp.path(), "empty.raw", size, &[]);
+        let found = look(&empty, &[]).unwrap();
+        assert_eq!(
+            (found.kind.as_str(), found.size, found.holds, found.refused),
+            ("file", Some(size), None, None)
+        );
+        let xfs = file(tmp.path(), "xfs.raw", size, &[(0, b"XFSB")]);
+        let found = look(&xfs, &[]).unwrap();
+        assert_eq!(found.holds.as_deref(), Some("an XFS file system"));
+        assert_eq!(found.refused, None);
+        let nothing = file(tmp.path(), "nothing", 0, &[]);
+        let why = look(&nothing, &[]).unwrap().refused.unwrap();
+        assert!(why.error.contains("is empty"), "{why:?}");
+        assert!(look("/nowhere/at/all", &[]).is_err());
+        let far = look("nbd://h/x", &[]).unwrap();
+        assert_eq!((far.kind.as_str(), far.size), ("elsewhere", None));
+    }
+
+    #[test]
+    fn an_image_is_known_whatever_it_is_called() {
+        let tmp = tempfile::tempdir().unwrap();
+        let version = 3u32.to_be_bytes();
+        let bytes = (64u64 << 30).to_be_bytes();
+        let name = b"/etc/shadow";
+        let head = |backing: &[u8]| {
+            let (at, len) = match backing.len() {
+                0 => (0, 0),
+                len => (512u64, len as u32),
+            };
+            (at.to_be_bytes(), len.to_be_bytes())
+        };
+        let image = |called: &str, backing: &'static [u8]| {
+            let (at, len) = head(backing);
+            let parts: [(usize, &[u8]); 8] = [
+                (0, b"QFI\xfb"),
+                (4, &version),
+                (8, &at),
+                (16, &len),
+                (20, &16u32.to_be_bytes()),
+                (24, &bytes),
+                (100, &104u32.to_be_bytes()),
+                (512, backing),
+            ];
+            file(tmp.path(), called, 1 << 18, &parts)
+        };
+        let plain = image("disk.raw", b"");
+        let found = look(&plain, &[]).unwrap();
+        assert_eq!(found.format.as_deref(), Some("qcow2"));
+        assert_eq!(found.instead, Some(format!("qcow2:{plain}")));
+        assert!(found.refused.is_some());
+        let found = look(&format!("qcow2:{plain}"), &[]).unwrap();
+        assert_eq!(
+            (found.kind.as_str(), found.size, found.refused),
+            ("image", Some(64 << 30), None)
+        );
+        // What it names is said, and not looked at.
+        let overlay = image("overlay.qcow2", name);
+        let why = look(&format!("qcow2:{overlay}"), &[])
+            .unwrap()
+            .refused
+            .unwrap();
+        assert!(why.error.contains("/etc/shadow"), "{why:?}");
+        assert!(why.error.contains("not followed"), "{why:?}");
+    }
+}
