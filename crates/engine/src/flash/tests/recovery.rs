@@ -153,7 +153,10 @@ impl Kept for Known {
 }
 
 impl Restore for Known {
-    fn of_slots(&mut self, _: u32) {}
+    fn of_slots(&mut self, _: u32, _: bool) {}
+    fn drop_gone(&mut self, _: impl Fn(Slot) -> bool) -> bool {
+        true
+    }
 
     fn set_part(&mut self, _: Part, at: usize, data: &[u8]) {
         self.table[at..at + data.len()].copy_from_slice(data);
