@@ -549,7 +549,7 @@ impl Subject for RealSubject {
     fn close_without(self: Box<Self>, media: &mut dyn Media) -> Result<(), String> {
         self.engine.close_without(media).map_err(text)
     }
-    fn from_checkpoint(&self) -> bool {
+    fn used_checkpoint(&self) -> bool {
         self.from_checkpoint
     }
     fn cached_blocks(&self) -> u64 {

@@ -190,7 +190,7 @@ pub trait Subject {
         Err("this subject needs all of its devices".into())
     }
     /// Did it find what a clean stop had left?
-    fn from_checkpoint(&self) -> bool {
+    fn used_checkpoint(&self) -> bool {
         false
     }
     /// Blocks cached on flash.

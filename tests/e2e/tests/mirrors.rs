@@ -478,7 +478,7 @@ fn a_paused_copy_waits_over_restarts() -> Result<()> {
     for kills in [false, true] {
         match kills {
             true => hearth.kill9()?,
-            false => hearth.stop()?,
+            false => drop(hearth.stop()?),
         }
         hearth.start()?;
         attached(&hearth)?;

@@ -242,7 +242,7 @@ fn writes_wait_for_an_origin_that_is_too_far_behind() -> Result<()> {
     let (mut server, _) = forgetful(&hearth, Over::Unix)?;
     let ordered = ["--mode", "write-back-ordered", "--max-age", "1s"];
     let patient = ["--sole-user", "--origin-timeout", "60"];
-    hearth.add("d", &server.uri(""), &[ordered, patient].concat())?;
+    hearth.add("d", &server.uri(""), &[&ordered[..], &patient].concat())?;
     let told = |kind: &str| {
         wait::until(kind, LIMIT, || {
             let events = hearth.ok(&["events", "--disk", "d", "--json"]).ok()?;
@@ -268,7 +268,8 @@ fn writes_wait_for_an_origin_that_is_too_far_behind() -> Result<()> {
         ensure!(!late.is_finished(), "nobody waits");
         server.up()?;
         told("origin-in-time")?;
-        late.join().map_err(|_| anyhow::anyhow!("it panicked"))?
+        late.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
+        Ok(())
     })?;
     client.flush()?;
     for (at, byte) in [(0, 1), (4096, 2), (8192, 3)] {

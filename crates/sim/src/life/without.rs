@@ -56,7 +56,7 @@ impl World<'_> {
             "{kept} blocks were to be kept, and {cached} are cached"
         );
         // A start that was cut off behind the point where it went on has left a log.
-        if listed && kept > 0 && self.subject()?.from_checkpoint() {
+        if listed && kept > 0 && self.subject()?.used_checkpoint() {
             if cached == 0 {
                 return Err(format!(
                     "{kept} blocks were to be kept without a device, and none is cached"
