@@ -303,8 +303,11 @@ impl Core {
                         OpKind::Write => d.counters.origin_write_ns += ns,
                         _ => {}
                     }
-                    if done.result.is_err() && !done.is_memory_gone() {
+                    if let Err(e) = done.result
+                        && !done.is_memory_gone()
+                    {
                         d.counters.origin_errors += 1;
+                        d.origin.failed = Some((kind, e));
                     }
                 }
             }

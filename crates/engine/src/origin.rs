@@ -11,6 +11,7 @@ pub(crate) mod trouble;
 use crate::origin::intents::Intents;
 use crate::origin::progress::Destage;
 use crate::origin::sync::OriginSync;
+use hearth_io::{IoError, OpKind};
 
 /// One disk's origin: where it may differ from what is recorded, what of it is durable, how far
 /// destaging to it is, how fast it answers. It knows neither requests, but by name, nor the log.
@@ -23,6 +24,8 @@ pub(crate) struct Origin {
     pub read_ns: u64,
     /// What a client's read takes lately that continues no other; 0: not known.
     pub seek_ns: u64,
+    /// What failed last, and how.
+    pub failed: Option<(OpKind, IoError)>,
 }
 
 impl Origin {
@@ -34,6 +37,7 @@ impl Origin {
             destage: Destage::default(),
             read_ns: 0,
             seek_ns: 0,
+            failed: None,
         }
     }
 

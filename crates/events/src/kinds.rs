@@ -231,8 +231,8 @@ kinds! {
     "origin-has-room" Notice OriginHasRoom { disk: String }
         "the file system of the origin has room again"
     /// Operations on a disk's origin failed; the count is of those since the last such event.
-    "origin-errors" Warning OriginErrors { disk: String, count: u64 }
-        "{count} operations on the origin failed"
+    "origin-errors" Warning OriginErrors { disk: String, count: u64, last: String }
+        "{count} operations on the origin failed, the last one: {last}"
     /// A leg of a mirrored disk takes no part any more; the disk goes on from the others.
     "leg-lost" Warning LegLost { disk: String, leg: String, why: String }
         "the leg {leg} is out: {why}"

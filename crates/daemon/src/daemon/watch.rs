@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use hearth_engine::stats::{DiskCounters, PoolCounters};
 use hearth_events::Event;
+use hearth_io::{IoError, OpKind};
 
 use super::{Daemon, Slot, lock};
 use crate::size::human;
@@ -28,6 +29,18 @@ fn grown(told: &mut u64, now: u64) -> Option<u64> {
     // A disk that is attached again counts anew.
     let before = std::mem::replace(told, now);
     Some(now.saturating_sub(before)).filter(|n| *n > 0)
+}
+
+/// Which operation failed, and how.
+fn failed_words(kind: OpKind, why: IoError) -> String {
+    let what = match kind {
+        OpKind::Read => "a read",
+        OpKind::Write => "a write",
+        OpKind::Flush => "a flush",
+        OpKind::Discard => "a discard",
+        OpKind::WriteZeroes { .. } => "a write of zeros",
+    };
+    format!("{what}: {why}")
 }
 
 impl Daemon {
@@ -83,9 +96,11 @@ impl Daemon {
             });
         }
         if let Some(count) = grown(&mut told.origin_errors, now.origin_errors) {
+            let last = self.engine.origin_failed(slot.id);
             self.events.tell(Event::OriginErrors {
                 disk: disk(),
                 count,
+                last: last.map_or_else(String::new, |(kind, e)| failed_words(kind, e)),
             });
         }
     }

@@ -12,7 +12,7 @@ use crate::flash::log::SegState;
 use crate::origin::order::Upto;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DeviceStats, DiskStats, Latencies, PoolStats};
-use hearth_io::BLOCK;
+use hearth_io::{BLOCK, IoError, OpKind};
 use hearth_policy::{Config, Gate, Policy};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -104,6 +104,11 @@ impl Engine {
             lives_on_flash: !d.has_origin(),
             fenced: d.fenced,
         })
+    }
+
+    /// What failed last on a disk's origin since it was attached, and how.
+    pub fn origin_failed(&self, id: DiskId) -> Option<(OpKind, IoError)> {
+        self.core().disk(id)?.origin.failed
     }
 
     /// How far the origin is, if the disk is ordered.
