@@ -308,14 +308,16 @@ impl Daemon {
     ) -> Result<()> {
         let (id, name) = (record.id, record.name.clone());
         let failed = |e| control_error(&format!("add {name}"), e);
+        // For a moment only, and the data threads do not know its origin yet: one that nobody knows to be
+        // flushed the engine would flush of its own accord, and be told that there is no such device. What
+        // is known of it is said when it is served.
         self.engine
             .attach(
                 settings::config(&record, opened.device()),
-                OriginState::Unknown,
+                OriginState::Flushed,
             )
             .map_err(failed)?;
         let outcome = self.forget(id).and_then(|since_seq| {
-            // The engine may be flushing the origin of its own accord at this moment.
             self.at_rest(&format!("add {name}"), || self.engine.detach(id))?;
             record.since_seq = since_seq;
             let holds = self.holds();
@@ -948,6 +950,32 @@ impl Control for Arc<Daemon> {
 mod tests {
     use super::super::testing;
     use super::*;
+    use hearth_engine::api::Effects;
+    use std::time::Instant;
+
+    /// The engine has it before the data threads know its origin.
+    #[test]
+    fn nothing_is_sent_to_the_origin_of_a_disk_that_is_being_added() {
+        let (dir, daemon) = testing::daemon();
+        let id = lock(&daemon.pool).registry().free_disk_id(|_| false);
+        let id = id.unwrap();
+        let engine = daemon.engine.clone();
+        // Far longer than it takes.
+        let end = Instant::now() + Duration::from_secs(60);
+        // What voids the disk's number comes after this on the same thread.
+        let tick = move |now: u64, fx: &mut Effects| {
+            let known = || engine.status(id).is_some_and(|status| status.attached);
+            while !known() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            engine.tick(now, fx);
+        };
+        daemon.reactors.run(tick).unwrap();
+        daemon.add(testing::disk(dir.path(), "a")).unwrap();
+        let counts = daemon.engine.counts(id, hearth_io::now_ns()).unwrap();
+        assert_eq!(counts.counters.origin_errors, 0);
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
 
     #[test]
     fn a_limit_an_older_version_took_is_in_nobodys_way() {
