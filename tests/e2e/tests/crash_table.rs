@@ -395,6 +395,22 @@ impl Subject {
         self.hearth.start().map(drop)
     }
 
+    /// Nothing dirty is lost with one of two SSDs: once no guest has to connect again for it, the daemon goes on with the other.
+    fn goes_on_without(&self, event: Event) -> bool {
+        let one = event.takes_ssd() && event != Event::SsdsLost && !event.cuts_power();
+        self.kind.flash == Flash::Two && one && !self.kind.mode.starts_with("write-back")
+    }
+
+    fn wait_without(&self) -> Result<()> {
+        wait::until("the pool goes on without the SSD", LIMIT, || {
+            let pool = self.hearth.ok(&["pool", "show", "--json"]).ok()?;
+            let pool: serde_json::Value = serde_json::from_str(&pool).ok()?;
+            let devices = pool["devices"].as_array().map(Vec::len);
+            (pool["state"] == "serving" && devices == Some(1)).then_some(())
+        })
+        .with_context(|| self.hearth.log())
+    }
+
     /// What the operator does, and what happens by itself.
     fn recover(&mut self, event: Event) -> Result<()> {
         let begun = Instant::now();
@@ -402,7 +418,9 @@ impl Subject {
         if event.cuts_power() {
             self.server.up()?;
         }
-        if !flash.survives(event) {
+        if self.goes_on_without(event) {
+            self.wait_without()?;
+        } else if !flash.survives(event) {
             self.adopt(event)?;
             self.commands.push(match event.cuts_power() {
                 true => "`pool adopt-flash`, `systemctl start`",
@@ -419,7 +437,7 @@ impl Subject {
             self.commands.push("put it back, `systemctl restart`");
         }
         let gone = event.takes_disk() && !self.kind.mirror;
-        if gone && !flash.survives(event) {
+        if gone && !flash.survives(event) && !self.goes_on_without(event) {
             self.commands.push("restore a backup");
             return Ok(());
         }
@@ -834,8 +852,10 @@ What is behind it:
   file.
 - Where the pool has one SSD, and for the first of two that are both lost, the SSD is a file that is cut to 2 MiB and cannot grow again. The other of
   two SSDs is served by a process, which is killed. Destaging was slowed down to 4 KiB/s, so that nearly all that is written is dirty in write-back.
-- With two SSDs and one copy (`two SSDs`), what was dirty on the one that is lost is lost with it, and the cache is off until the pool is put on
-  other flash. With everything on both, the one that is left serves everything as before; writes go to the origin before they are answered.
+- With two SSDs and one copy (`two SSDs`), what was dirty on the second, which is the one that is lost, is lost with it. If nothing was, the daemon goes on
+  with what the first holds, warm, as soon as no client has to connect again for that: a guest over vhost-user has to, so it waits for the guest's end or for
+  `hearth pool remove-flash SSD --yes`. Until then, and where something dirty is lost, the cache is off; the operator of this table then puts the pool on other
+  flash. With everything on both, the one that is left serves everything as before; writes go to the origin before they are answered.
 - An SSD that was pulled and is put back is an older state. With everything on both it is not used, and the
   pool goes on with one copy until `pool replace-flash`.
 - With everything on both SSDs the operator need do nothing at once, or only restart the daemon. There is only one copy until
