@@ -83,9 +83,8 @@ impl<U: Users> FlashDevice<U> {
         let device = self.devices.failing.only().filter(|_| able)?;
         // Else another place says that flash was given up, which a start believes.
         let noted = self.noted == Noted::Stored && !self.noted_beside;
-        let swap = |seg: &u32| self.device_of(*seg) == device;
-        let aside = self.sb.areas.iter().any(|area| swap(&area.first));
-        (noted && !aside).then_some(device)
+        // An area is known by the place of its device, which would be another, to whoever writes it past the pool.
+        (noted && self.sb.areas.is_empty()).then_some(device)
     }
 
     /// Everything that was said so far is older than what the log may tell.

@@ -35,6 +35,9 @@ pub fn go_on_without<M: Media>(
     if lead.is_twice() || lead.incompat & INCOMPAT_MAP == 0 {
         return Err(refused("it cannot go on without a device in this way"));
     }
+    if !lead.areas.is_empty() {
+        return Err(refused("a part of it is set aside, as for swap"));
+    }
     check_rest(&lead, &found, place)?;
     if lead.next_stamp != 0 {
         finish_opening(&mut lead, &mut found, place, devices)?;
