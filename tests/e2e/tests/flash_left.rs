@@ -86,6 +86,7 @@ fn load_until_it_goes_on(
     hearth: &Hearth,
     writer: &mut Writer,
     client: &mut hearth_rig::nbd::Client,
+    second: &Path,
 ) -> Result<()> {
     let end = std::time::Instant::now() + LIMIT;
     while devices(hearth).ok() != Some(1) {
@@ -95,11 +96,21 @@ fn load_until_it_goes_on(
             hearth.ok(&["pool", "show"]),
             hearth.log()
         );
+        // What is written makes the file long again, if nobody has looked at it meanwhile.
+        cut_short(second)?;
         writer
             .load(client, BUSY, || Ok(()))
             .with_context(|| hearth.log())?;
     }
     Ok(())
+}
+
+/// The device ends behind its first blocks.
+fn cut_short(second: &Path) -> Result<()> {
+    Ok(OpenOptions::new()
+        .write(true)
+        .open(second)?
+        .set_len(2 * MIB)?)
 }
 
 fn blank(hearth: &Hearth, name: &str) -> Result<PathBuf> {
@@ -121,11 +132,7 @@ fn goes_on_warm_under_a_client() -> Result<()> {
     writer.load(&mut client, BUSY, || Ok(()))?;
     let old = hearth.dir().join("old.img");
     std::fs::copy(&second, &old)?;
-    OpenOptions::new()
-        .write(true)
-        .open(&second)?
-        .set_len(2 * MIB)?;
-    load_until_it_goes_on(&hearth, &mut writer, &mut client)?;
+    load_until_it_goes_on(&hearth, &mut writer, &mut client, &second)?;
     let kept = cached(&hearth, "still")?;
     ensure!(
         kept > 0 && kept < SIZE,
@@ -179,10 +186,7 @@ fn waits_for_what_is_dirty() -> Result<()> {
     writer.load(&mut client, Duration::from_millis(400), || Ok(()))?;
     writer.flush(&mut client)?;
     drop(client);
-    OpenOptions::new()
-        .write(true)
-        .open(&second)?
-        .set_len(2 * MIB)?;
+    cut_short(&second)?;
     let lost = || -> Option<u64> {
         let shown = hearth.ok(&["disk", "show", "d", "--json"]).ok()?;
         let disk: Value = serde_json::from_str(&shown).ok()?;
