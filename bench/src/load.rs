@@ -4,10 +4,15 @@
 //! sockets (and, where they are compared with a file, the file by the same loop).
 
 use crate::peers::{At, Contender};
-use anyhow::{Result, ensure};
+use anyhow::Result;
+#[cfg(not(target_env = "musl"))]
+use anyhow::ensure;
+#[cfg(not(target_env = "musl"))]
 use hearth_rig::blk::{Disk, Kind, Load};
+#[cfg(not(target_env = "musl"))]
 use hearth_rig::process::cpu_us;
 use serde::{Deserialize, Serialize};
+#[cfg(not(target_env = "musl"))]
 use std::time::Duration;
 
 /// What a load does.
@@ -92,6 +97,7 @@ pub fn run(job: &Job, contender: &Contender) -> Result<Sample> {
 /// Runs `job` by libblkio against a vhost-user socket or a file: one thread, one queue, sleeping
 /// on the call like a guest. Gives up with the error of `stop`, which is asked whenever requests
 /// complete.
+#[cfg(not(target_env = "musl"))]
 pub fn by_libblkio(
     job: &Job,
     contender: &Contender,
@@ -134,4 +140,13 @@ pub fn by_libblkio(
         client_busy: measured.client_us * measured.iops / 1e6,
         requests,
     })
+}
+
+/// libblkio does not build against musl, so a build that is static in this way has no client for it.
+#[cfg(target_env = "musl")]
+pub fn by_libblkio(_: &Job, contender: &Contender, _: &dyn Fn() -> Result<()>) -> Result<Sample> {
+    anyhow::bail!(
+        "{:?} cannot be measured: this build, against musl, has no client for vhost-user sockets; measure with one against glibc",
+        contender.at
+    )
 }

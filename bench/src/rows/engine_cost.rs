@@ -395,10 +395,17 @@ fn cached(in_sequence: bool) -> Result<f64> {
 }
 
 /// What the allocator has handed out.
+#[cfg(not(target_env = "musl"))]
 fn heap_bytes() -> u64 {
     // SAFETY: takes nothing and returns a struct by value.
     let info = unsafe { libc::mallinfo2() };
     (info.uordblks + info.hblkhd) as u64
+}
+
+/// The same where the C library does not tell: what of this process is in RAM and in no file.
+#[cfg(target_env = "musl")]
+fn heap_bytes() -> u64 {
+    hearth_rig::process::resident(std::process::id()).map_or(0, |all| all.anonymous)
 }
 
 /// RAM of a disk nobody uses in bytes, and the median and longest time to attach one in microseconds.

@@ -69,7 +69,8 @@ pub(crate) fn is_sysfs(path: &std::path::Path) -> bool {
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: a string that ends with a zero, and a structure of ours that is filled.
     let told = unsafe { libc::statfs(name.as_ptr(), &mut stat) } == 0;
-    told && stat.f_type == libc::SYSFS_MAGIC
+    // Its type is not the same in every C library.
+    told && stat.f_type as u32 == libc::SYSFS_MAGIC as u32
 }
 
 /// Size in bytes of the block device `file`.

@@ -5,6 +5,7 @@
 //! exporter, so that a mistake in one is not hidden by the same mistake in the other.
 
 pub mod api;
+#[cfg(not(target_env = "musl"))]
 pub mod blk;
 pub mod child;
 pub mod clients;

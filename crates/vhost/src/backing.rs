@@ -25,7 +25,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 const ASIDE_MAX: usize = 32;
 
 /// Not in `libc` for all targets (Linux's `include/uapi/linux/magic.h`).
-const RAMFS_MAGIC: i64 = 0x8584_58f6;
+const RAMFS_MAGIC: u32 = 0x8584_58f6;
 
 static ASIDE: AtomicUsize = AtomicUsize::new(0);
 
@@ -150,8 +150,14 @@ fn kind(file: &File) -> Result<(), String> {
         let e = std::io::Error::last_os_error();
         return Err(format!("its file system cannot be asked what it is: {e}"));
     }
-    let magic = fs.f_type;
-    if ![libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC].contains(&magic) {
+    // Its type is not the same in every C library.
+    let magic = fs.f_type as u32;
+    let known = [
+        libc::TMPFS_MAGIC as u32,
+        libc::HUGETLBFS_MAGIC as u32,
+        RAMFS_MAGIC,
+    ];
+    if !known.contains(&magic) {
         return Err(format!("its file system is of type {magic:#x}"));
     }
     // Device nodes lie on a tmpfs, too.

@@ -134,7 +134,10 @@ fn descriptors(msg: &libc::msghdr) -> Vec<OwnedFd> {
         let mut at = libc::CMSG_FIRSTHDR(msg);
         while let Some(header) = at.as_ref() {
             if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
-                let bytes = header.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                // Its type is not the same in every C library.
+                #[allow(clippy::unnecessary_cast)]
+                let len = header.cmsg_len as usize;
+                let bytes = len.saturating_sub(libc::CMSG_LEN(0) as usize);
                 let data = libc::CMSG_DATA(at).cast::<RawFd>();
                 for i in 0..(bytes / size_of::<RawFd>()).min(FDS_MAX) {
                     fds.push(OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
