@@ -9,7 +9,7 @@ use hearth_rig::pattern::BLOCK;
 use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::fs::OpenOptions;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Longest wait for a state that comes by itself.

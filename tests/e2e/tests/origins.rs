@@ -232,57 +232,6 @@ fn gone_for_long_is_an_error_until_it_is_back() -> Result<()> {
     Ok(())
 }
 
-/// Writes of an ordered disk wait once its origin is further behind than it may be, which is told, and go on when it is not.
-#[test]
-fn writes_wait_for_an_origin_that_is_too_far_behind() -> Result<()> {
-    if !have("origins: too far behind", &["nbdkit"]) {
-        return Ok(());
-    }
-    let hearth = Hearth::serving("160M")?;
-    let (mut server, _) = forgetful(&hearth, Over::Unix)?;
-    let ordered = ["--mode", "write-back-ordered", "--max-age", "1s"];
-    let patient = ["--sole-user", "--origin-timeout", "60"];
-    hearth.add("d", &server.uri(""), &[&ordered[..], &patient].concat())?;
-    let told = |kind: &str| {
-        wait::until(kind, LIMIT, || {
-            let events = hearth.ok(&["events", "--disk", "d", "--json"]).ok()?;
-            let kind = format!("\"event\":\"{kind}\"");
-            events.contains(&kind).then_some(())
-        })
-        .with_context(|| hearth.log())
-    };
-    let mut client = hearth.connect("d")?;
-    client.write(0, &[1; 4096])?;
-    client.flush()?;
-    server.kill9()?;
-    client.write(4096, &[2; 4096])?;
-    client.flush()?;
-    // One more is taken as long as the origin is not too far behind; then one waits.
-    std::thread::scope(|scope| {
-        let late = scope.spawn(|| {
-            for n in 2..64 {
-                client.write(n * 4096, &[3; 4096])?;
-                client.flush()?;
-                std::thread::yield_now();
-            }
-            std::io::Result::Ok(())
-        });
-        told("origin-too-far-behind")?;
-        let events = hearth.ok(&["events", "--disk", "d", "--json"])?;
-        ensure!(!events.contains("origin-in-time"), "{events}");
-        ensure!(!late.is_finished(), "nobody waits");
-        server.up()?;
-        told("origin-in-time")?;
-        late.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
-        Ok(())
-    })?;
-    client.flush()?;
-    for (at, byte) in [(0, 1), (4096, 2), (8192, 3)] {
-        ensure!(client.read(at, 4096)? == [byte; 4096], "at {at}");
-    }
-    Ok(())
-}
-
 /// The daemon starts without the server: the disk waits, and comes by itself.
 #[test]
 fn a_disk_waits_for_its_server() -> Result<()> {
