@@ -1,6 +1,7 @@
 //! The rows of the table: each sets up its contenders, runs them in turn, and compares.
 
 mod cold;
+mod drain;
 mod engine_cost;
 mod lookup;
 mod many_files;
@@ -49,6 +50,7 @@ pub const SMOKE: &[&str] = &[
     "mirror-resync",
     "mirror-quiet",
     "mirror-death",
+    "flash-drain",
     "replay-hdd",
     "nfs-read",
     "nfs-write",
@@ -252,6 +254,11 @@ pub const ALL: &[Row] = &[
         id: "flash-slow",
         title: "Two flash devices, of which one answers ten times as slowly, and the good one alone: four reads to a write, depth 8",
         run: several::slow,
+    },
+    Row {
+        id: "flash-drain",
+        title: "Reads while a flash device is taken out, put in, and replaced",
+        run: drain::drain,
     },
     Row {
         id: "flash-death",

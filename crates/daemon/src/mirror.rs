@@ -22,7 +22,7 @@ use hearth_fault::Fault;
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps, NOTES_BYTES};
 use hearth_format::{DiskRecord, Uuid};
 use hearth_io::{BLOCK, Device, OriginSpec};
-use hearth_mirror::{Book, Habits, LegOpener, Mirror, Sample, Setup, Sums};
+use hearth_mirror::{Book, Habits, LegOpener, Mirror, Sample, Setup, Sums, leg_timeout};
 use hearth_origin::{Backing, How};
 
 use crate::error::{Error, Kind, Result};
@@ -479,7 +479,7 @@ fn opener(record: &DiskRecord, images: &Path) -> Opener {
     Opener {
         how: How {
             read_only: record.read_only,
-            timeout: crate::origin::timeout(record),
+            timeout: leg_timeout(crate::origin::timeout(record)),
             images: images.to_owned(),
             backing: Backing::default(),
         },

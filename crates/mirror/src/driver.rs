@@ -7,7 +7,7 @@
 
 use crate::habits::Habits;
 use crate::machine::{Action, Data, IoId, Machine, ReqId, What, Why};
-use crate::mirror::{Book, LegOpener, Shared, lock};
+use crate::mirror::{Book, LegOpener, Shared, leg_timeout, lock, nanoseconds};
 use crate::news::News;
 use crate::regions::Regions;
 use crate::sample::{Likeness, Sample, sample};
@@ -78,6 +78,8 @@ pub(crate) enum Order {
     Pause(bool),
     /// Bytes a second that are copied at most; 0 is no limit.
     Rate(u64),
+    /// How long whoever asks waits for an answer at most.
+    Timeout(Duration),
     /// The legs have so many bytes now. The answer is the mirror's size from now on.
     Grow { size: u64, answer: Sender<u64> },
     /// What is to be done about scrubs.
@@ -194,6 +196,8 @@ pub(crate) struct Driver {
     read_only: bool,
     /// Sizes that hold when a note is durable, and who waits for that.
     growing: Vec<(u64, u64, Sender<u64>)>,
+    /// How long a leg may take, if that was set since the mirror was opened.
+    limit: Option<Duration>,
 }
 
 impl Leg {
@@ -223,6 +227,13 @@ pub(crate) fn look(device: &Device) -> (i64, u64) {
         return (0, device.hardware().unwrap_or(0));
     }
     device.identity().map_or((0, 0), |i| (i.mtime_ns, i.inode))
+}
+
+fn give_limit(leg: &Device, limit: Duration) {
+    leg.set_patience(limit);
+    if let Some(remote) = leg.as_remote() {
+        remote.set_timeout(limit);
+    }
 }
 
 impl Driver {
@@ -265,6 +276,7 @@ impl Driver {
             scrubbing: Scrubbing::default(),
             read_only,
             growing: Vec::new(),
+            limit: None,
         }
     }
 
@@ -645,6 +657,10 @@ impl Driver {
                 let changed = why.is_some();
                 self.machine.left(i, (0, look(&opened.device).1));
                 let device = Arc::new(opened.device);
+                // It was opened with what was set when the mirror was.
+                if let Some(limit) = self.limit {
+                    give_limit(&device, limit);
+                }
                 self.targets.set(Target::Origin(i as u16), Some(device));
                 self.shared.set_fault(i, None);
                 if !self.machine.returned(now, i, changed) {
@@ -694,6 +710,16 @@ impl Driver {
                 self.machine.set_rate(now, rate);
                 self.habits.rate = rate;
                 self.keep_habits();
+            }
+            Order::Timeout(timeout) => {
+                let limit = leg_timeout(timeout);
+                self.machine.set_limit(now, nanoseconds(limit));
+                self.limit = Some(limit);
+                for i in 0..self.legs.len() {
+                    if let Some(device) = self.targets.get(Target::Origin(i as u16)) {
+                        give_limit(&device, limit);
+                    }
+                }
             }
             Order::Grow { size, answer } => match self.machine.grow(now, size) {
                 Some(note) => self.growing.push((note, size, answer)),

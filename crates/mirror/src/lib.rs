@@ -27,7 +27,7 @@ mod sim;
 
 pub use habits::{Habits, ScrubState};
 pub use machine::{Action, Machine};
-pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed};
+pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed, leg_timeout};
 pub use news::{News, Witness};
 pub use regions::Regions;
 pub use sample::{Sample, sample};

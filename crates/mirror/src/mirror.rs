@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 /// Longest wait for a mirror's thread at the end.
 const END_TIME: Duration = Duration::from_secs(15);
 
+/// Time in which it is noticed that a leg does not answer, and noted durably that it is out.
+const TAKING_OUT: Duration = Duration::from_millis(250);
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -45,6 +48,16 @@ pub trait LegOpener: Send + Sync {
     fn open(&self, name: &str) -> Result<Device, Fault>;
 }
 
+/// How long a leg may take over an operation, if whoever asks the mirror is to have an answer within `timeout`: less by the
+/// time in which it is noticed, and noted durably, that the leg is out.
+pub fn leg_timeout(timeout: Duration) -> Duration {
+    timeout - (timeout / 8).min(TAKING_OUT)
+}
+
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// What a mirror is made of.
 pub struct Setup {
     /// What it is called, for logs and people.
@@ -61,7 +74,7 @@ pub struct Setup {
     pub legs: Vec<(String, Result<Device, Fault>)>,
     /// Some of what each holds, of a disk of this size; nothing of one that is not there.
     pub samples: Vec<Vec<Sample>>,
-    /// How long a leg may take over an operation.
+    /// How long whoever asks waits for an answer at most, while there is a leg that gives one.
     pub timeout: Duration,
     /// Nothing is ever written.
     pub read_only: bool,
@@ -359,7 +372,7 @@ impl Mirror {
             touched: touched.clone(),
             present: present.clone(),
             limits: Limits {
-                leg_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+                leg_ns: nanoseconds(leg_timeout(timeout)),
                 ..Limits::default()
             },
         };
@@ -624,7 +637,9 @@ impl Remote for Mirror {
         link
     }
 
-    fn set_timeout(&self, _timeout: Duration) {}
+    fn set_timeout(&self, timeout: Duration) {
+        self.order(Order::Timeout(timeout));
+    }
 
     fn hurry(&self) {}
 

@@ -790,7 +790,7 @@ fn happens(event: Event, kinds: Vec<Kind>, table: &mut String) -> Result<()> {
         subject
             .recover(event)
             .with_context(|| subject.hearth.log())?;
-        subject.check()?;
+        subject.check().with_context(|| subject.hearth.log())?;
         let row = subject.row(event);
         print!("{row}");
         table.push_str(&row);

@@ -310,9 +310,11 @@ fn a_leg_that_hangs_is_a_pause() -> Result<()> {
     add(
         &hearth,
         &legs,
-        &["--sole-user", "--mode", "off", "--origin-timeout", "1"],
+        &["--sole-user", "--mode", "off", "--origin-timeout", "600"],
     )?;
     wait_states(&hearth, &["current", "current"])?;
+    // It holds for the legs there are.
+    hearth.ok(&["disk", "set", "d", "--origin-timeout", "1"])?;
     let mut writer = Writer::new(5);
     let mut client = hearth.connect("d")?;
     writer.load(&mut client, LOAD, || remote.signal(libc::SIGSTOP))?;

@@ -46,6 +46,17 @@ fn notes(hearth: &Hearth) -> Result<hearth_format::PoolNotes> {
     Ok(hearth_format::PoolNotes::newest(&std::fs::read(file)?)?)
 }
 
+/// Up to when, in milliseconds since 1970, the first disk's origin is noted to hold everything; 0: it is of no one time.
+fn noted_order(hearth: &Hearth) -> Option<u64> {
+    let files = std::fs::read_dir(hearth.dir().join("state/pools")).ok()?;
+    let mut files = files.flatten().map(|entry| entry.path());
+    let file = files.find(|path| path.extension().is_some_and(|e| e == "order"))?;
+    let bytes = std::fs::read(file).ok()?;
+    let place = bytes.get(ORDER_NOTE_BYTES..)?;
+    let note = hearth_format::OrderNote::newest(place).ok()??;
+    Some(note.upto_ms)
+}
+
 /// It is noted that nothing of any disk is on flash only.
 fn wait_whole(hearth: &Hearth) -> Result<()> {
     wait::until("all disks are noted as whole", LIMIT, || {
@@ -361,15 +372,7 @@ fn an_ordered_disk_without_flash_is_as_after_a_power_cut() -> Result<()> {
         shown(&hearth).ok()?["order"]["upto"].as_u64().map(drop)
     })?;
     // And that is noted beside the flash; the disk is the pool's first.
-    let noted = |hearth: &Hearth| -> Option<u64> {
-        let files = std::fs::read_dir(hearth.dir().join("state/pools")).ok()?;
-        let mut files = files.flatten().map(|entry| entry.path());
-        let file = files.find(|path| path.extension().is_some_and(|e| e == "order"))?;
-        let bytes = std::fs::read(file).ok()?;
-        let place = bytes.get(ORDER_NOTE_BYTES..)?;
-        let note = hearth_format::OrderNote::newest(place).ok()??;
-        (note.upto_ms > 0).then_some(note.upto_ms)
-    };
+    let noted = |hearth: &Hearth| noted_order(hearth).filter(|upto| *upto > 0);
     // A disk that is whole needs no note; before anything becomes dirty again it has one.
     wait_whole(&hearth)?;
     round(&mut client)?;
@@ -410,6 +413,56 @@ fn an_ordered_disk_without_flash_is_as_after_a_power_cut() -> Result<()> {
     );
     // It is written without flash, so what was told then does not hold.
     client.write(0, &[9; BLOCK])?;
+    Ok(())
+}
+
+/// Writes that went on past flash that had failed are in no order, also if the daemon is stopped at once.
+#[test]
+fn no_time_is_told_of_an_ordered_disk_that_was_written_past_its_flash() -> Result<()> {
+    // SAFETY: no handler is installed. The daemon is told of a write beyond the limit by a signal that would end it.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let mut hearth = Hearth::with_pool("160M")?;
+    hearth.serve_args = ["--destage-rate", "16K"].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let file = blank(&hearth, "o.raw")?;
+    hearth.add("o", path(&file), &["--mode", "write-back-ordered"])?;
+    let shown = |hearth: &Hearth| -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(
+            &hearth.ok(&["disk", "show", "o", "--json"])?,
+        )?)
+    };
+    let mut client = hearth.connect("o")?;
+    client.write(0, &[1; BLOCK])?;
+    client.flush()?;
+    wait::until("it is known how far the origin is", LIMIT, || {
+        shown(&hearth).ok()?["order"]["upto"].as_u64().map(drop)
+    })?;
+    // Whoever is whole needs no note; before anything becomes dirty again there is one.
+    wait_whole(&hearth)?;
+    for block in 1..200 {
+        client.write(block * BLOCK as u64, &[1; BLOCK])?;
+    }
+    client.flush()?;
+    ensure!(noted_order(&hearth).is_some_and(|upto| upto > 0));
+    hearth.refuse_writes(16 << 20)?;
+    let flash = std::fs::File::options().write(true).open(hearth.flash())?;
+    flash.set_len(2 << 20)?;
+    // Until one of them went past: from then on the origin has some of what came later.
+    let mut block = 300;
+    wait::until("it is said that there is no order", LIMIT, || {
+        block += 1;
+        let _ = client.write(block * BLOCK as u64, &[2; BLOCK]);
+        let info = shown(&hearth).ok()?;
+        (info["order"]["in_order"] == false).then_some(())
+    })?;
+    drop(client);
+    let _ = hearth.stop();
+    ensure!(noted_order(&hearth) == Some(0), "a time is still noted");
+    std::fs::remove_file(hearth.flash())?;
+    hearth.start()?;
+    wait_state(&hearth, "o", "refused")?;
+    let why = hearth.ok(&["disk", "show", "o"])?;
+    ensure!(!why.contains("flushed up to"), "{why}");
     Ok(())
 }
 

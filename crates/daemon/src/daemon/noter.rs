@@ -132,6 +132,11 @@ impl Daemon {
             return;
         };
         let dirty = beside.notes().dirty;
+        // Rounds note it once a second: flash may have failed since, and writes gone on past it.
+        let all: Vec<DiskId> = dirty.iter().collect();
+        if let Err(e) = self.note_orders(&beside, &all, true) {
+            tracing::warn!("cannot note how far the origins of ordered disks are: {e}");
+        }
         let whole: Vec<DiskId> = dirty.iter().filter(|id| self.is_whole(*id)).collect();
         // Those of a flash that is gone are not judged by what an empty engine says.
         if whole.is_empty() || lock(&self.pool).is_without_flash() {

@@ -10,7 +10,7 @@ use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::log::{
     BATCH_MIN_BLOCKS, BATCHES_IN_FLIGHT, Batch, BatchState, FULL_BATCHES_IN_FLIGHT, Head, Item,
-    Log, Sealing, SegState,
+    Log, STRIPED_HEAD, Sealing, SegState,
 };
 use crate::paths::{Path, took};
 use hearth_format::batch::BATCH_AGAIN;
@@ -64,8 +64,16 @@ impl<U: Users> FlashDevice<U> {
             if inflight >= most || (inflight > 0 && small) {
                 return;
             }
+            let main = self.main_head();
             let cleaner = &self.cleaner;
-            let wanted = self.log.next_head(|why| cleaner.head(why));
+            let head_of = |why| match cleaner.head(why) {
+                0 => main,
+                other => other,
+            };
+            let wanted = match self.log.next_head(head_of) {
+                0 | STRIPED_HEAD => main,
+                other => other,
+            };
             let at = match self.log.heads[wanted].is_some() || self.open_head(wanted) {
                 true => wanted,
                 // No segment is free. What belongs together is a wish: it goes wherever there is room, so two heads hold
@@ -76,14 +84,43 @@ impl<U: Users> FlashDevice<U> {
                 },
             };
             let cleaner = &self.cleaner;
-            let head_of = |why| match at == wanted {
-                true => cleaner.head(why),
-                false => at,
+            let head_of = |why| match (at == wanted, cleaner.head(why)) {
+                (false, _) => at,
+                (true, 0) => main,
+                (true, other) => other,
             };
             match self.log.take_batch(at, head_of) {
                 Some(items) => self.send(at, items),
                 None => self.roll_one(at),
             }
+        }
+    }
+
+    /// The head that all goes to but what is moved. Of several devices two are written in turn, a full batch each, so that
+    /// whoever reads on through what was written in one go has two devices at work, and not one for the length of a segment.
+    fn main_head(&self) -> usize {
+        let log = &self.log;
+        let open = |at: usize| log.heads[at].as_ref().map(|head| head.seg);
+        let (here, there) = match log.last_main {
+            STRIPED_HEAD => (STRIPED_HEAD, 0),
+            _ => (0, STRIPED_HEAD),
+        };
+        let stripes = self.devices.width() > 1
+            && log.heads_used > 1
+            && log.queued_blocks as usize >= BATCH_ENTRIES_MAX
+            // A head more is room that is not free: only as long as there is plenty.
+            && log.free.len() > 2 * log.free_wanted();
+        if !stripes {
+            // The one more is filled first, so that it is gone soon.
+            return match open(STRIPED_HEAD) {
+                Some(_) => STRIPED_HEAD,
+                None => 0,
+            };
+        }
+        match (open(here), open(there)) {
+            // What is slow gets no more for being open.
+            (Some(_), Some(next)) if self.is_on_slow(next) => here,
+            _ => there,
         }
     }
 
@@ -102,7 +139,9 @@ impl<U: Users> FlashDevice<U> {
         (s.first_batch, s.last_batch, s.eviction) = (first_batch, 0, 0);
         s.clean_from = None;
         self.out.tell(FlashEvent::Opened { seg });
-        self.cleaner.open(seg, at);
+        // The cleaner knows two kinds of segments, and these are of one.
+        self.cleaner
+            .open(seg, if at == STRIPED_HEAD { 0 } else { at });
         self.note_changed(seg);
         self.log.heads[at] = Some(Head {
             seg,
@@ -158,6 +197,9 @@ impl<U: Users> FlashDevice<U> {
         let segment_start = self.layout.segment_start;
         let segment_blocks = self.log.segment_blocks;
         self.log.last_head = to;
+        if to == 0 || to == STRIPED_HEAD {
+            self.log.last_main = to;
+        }
         let head = self.log.heads[to].as_mut();
         let head = head.expect("what is sent was fitted into the head");
         let seq = self.log.next_batch_seq;

@@ -626,7 +626,8 @@ impl<U: Users> FlashDevice<U> {
         self.cleaner.set_room(self.log.blocks_kept());
     }
 
-    fn is_on_slow(&self, seg: u32) -> bool {
+    /// Does a segment lie on a device that is slow?
+    pub fn is_on_slow(&self, seg: u32) -> bool {
         self.devices.any_slow() && self.devices.is_slow(self.device_of(seg))
     }
 

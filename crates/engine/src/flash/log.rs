@@ -27,6 +27,9 @@ pub(crate) const LAZY_BATCH_BLOCKS: u32 = 96;
 /// ... or when the first of it has waited this long. Sent one by one, fills would double the
 /// flash written (a descriptor block each) and stand in the way of the reads that caused them.
 pub(crate) const LAZY_NS: u64 = 100_000_000;
+/// The head beside the first that is written in turn with it where there are several devices. What the engine keeps apart
+/// ([`Heads::MovesApart`]) takes the others.
+pub(crate) const STRIPED_HEAD: usize = HEADS_MAX - 1;
 /// Segments only internal records, reinsertions and the head may use, so that eviction, which
 /// must append before it can free, always has room.
 pub(crate) const RESERVE_SEGMENTS: usize = 2;
@@ -333,6 +336,8 @@ pub(crate) struct Log<T> {
     pub heads_used: usize,
     /// The one that took the last batch.
     pub last_head: usize,
+    /// The last one of those that take in turn what is not moved.
+    pub last_main: usize,
     pub sealing: Vec<Sealing>,
     pub queue: VecDeque<Item<T>>,
     /// Data blocks in the queue.
@@ -380,6 +385,7 @@ impl<T> Default for Log<T> {
             sealed: Vec::new(),
             heads_used: Heads::One.count(),
             last_head: 0,
+            last_main: 0,
             sealing: Vec::new(),
             queue: VecDeque::new(),
             queued_blocks: 0,

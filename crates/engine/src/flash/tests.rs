@@ -3,6 +3,7 @@
 mod area;
 mod heads;
 mod recovery;
+mod stripes;
 mod unreadable;
 
 use crate::api::FlashFault;

@@ -556,4 +556,10 @@ impl Machine {
         self.budget_ns = now;
         self.pump_copies();
     }
+
+    /// A leg may take so long over an operation from now on.
+    pub fn set_limit(&mut self, now: u64, leg_ns: u64) {
+        self.now = now;
+        self.limits.leg_ns = leg_ns;
+    }
 }
