@@ -366,6 +366,7 @@ fn together(
     let setup = Setup {
         witness: herald.clone(),
         habits: habits::load(&habits),
+        wall: hearth_mirror::host_time(),
         name: record.name.clone(),
         serial: record.serial,
         size,

@@ -7,7 +7,7 @@ use crate::claim::Claim;
 use crate::disk::SlowDisk;
 use crate::fault::{FaultKind, Faults};
 use crate::file::{BlockFile, Extent, Identity};
-use crate::helper::Job;
+use crate::helper::{Job, lock};
 use crate::media::Media;
 use crate::model::HddParams;
 use crate::op::{Class, IoError, IoOp, OpKind, Target};
@@ -21,11 +21,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What to do before the first operation that may change a device's content.
+/// What to do before the first operation that may change a device's content, and what waits for that.
 #[derive(Default)]
 struct FirstWrite {
+    /// Until it is done, and nothing waits any more.
     armed: AtomicBool,
-    hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// A thread is at it, or has been.
+    begun: AtomicBool,
+    state: Mutex<Announcing>,
+}
+
+#[derive(Default)]
+struct Announcing {
+    hook: Option<Box<dyn FnOnce() + Send>>,
+    /// As many as drivers may have in flight.
+    held: Vec<Job>,
+}
+
+fn changes(kind: OpKind) -> bool {
+    !matches!(kind, OpKind::Read | OpKind::Flush)
 }
 
 impl std::fmt::Debug for FirstWrite {
@@ -137,35 +151,75 @@ impl Device {
         claim.and_then(Claim::beneath)
     }
 
-    /// Calls `hook` once, before the first write, discard or zeroing goes to the device. It may
-    /// block, and every other writer waits with it: this is for a durable note, made once, that
-    /// the content is about to change.
+    /// Calls `hook` once, before the first write, discard or zeroing that a driver is given goes to the device: this is for a
+    /// durable note, made once, that the content is about to change. It may block. What changes the device waits for it,
+    /// and nothing else does: it is called on a thread of its own.
     pub fn before_first_write(mut self, hook: impl FnOnce() + Send + 'static) -> Device {
         self.first_write = FirstWrite {
             armed: AtomicBool::new(true),
-            hook: Mutex::new(Some(Box::new(hook))),
+            begun: AtomicBool::new(false),
+            state: Mutex::new(Announcing {
+                hook: Some(Box::new(hook)),
+                ..Announcing::default()
+            }),
         };
         self
     }
 
-    /// True while the hook of [`before_first_write`](Self::before_first_write) has not been
-    /// called: nothing was written since.
+    /// True while the hook of [`before_first_write`](Self::before_first_write) is not being called and has not been: nothing
+    /// was written since.
     pub fn is_untouched(&self) -> bool {
+        self.is_armed() && !self.first_write.begun.load(Ordering::Acquire)
+    }
+
+    fn is_armed(&self) -> bool {
         self.first_write.armed.load(Ordering::Acquire)
     }
 
+    /// True if an operation has to wait for what is announced first.
+    #[inline]
+    pub(crate) fn announces(&self, kind: OpKind) -> bool {
+        self.is_armed() && changes(kind)
+    }
+
+    /// Takes a job that has to wait for what is announced first, and does it then; back if it need not wait any more.
     #[cold]
-    fn note_first_write(&self) {
-        // The lock is held over the hook, so that nobody writes before it has returned.
-        let mut hook = self
-            .first_write
-            .hook
-            .lock()
-            .unwrap_or_else(|e| e.into_inner());
-        if let Some(hook) = hook.take() {
+    pub(crate) fn hold(self: &Arc<Device>, job: Job) -> Option<Job> {
+        let mut state = lock(&self.first_write.state);
+        if !self.is_armed() {
+            return Some(job);
+        }
+        state.held.push(job);
+        if self.first_write.begun.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        drop(state);
+        let device = self.clone();
+        let thread = std::thread::Builder::new().name("hearth-first".into());
+        if thread.spawn(move || device.announce()).is_err() {
+            // A system short of threads: slow is better than stuck.
+            self.announce();
+        }
+        None
+    }
+
+    fn announce(&self) {
+        let hook = lock(&self.first_write.state).hook.take();
+        if let Some(hook) = hook {
             hook();
         }
-        self.first_write.armed.store(false, Ordering::Release);
+        loop {
+            let held = {
+                let mut state = lock(&self.first_write.state);
+                if state.held.is_empty() {
+                    // Under the lock, so that nothing is held any more that nobody would do.
+                    return self.first_write.armed.store(false, Ordering::Release);
+                }
+                std::mem::take(&mut state.held)
+            };
+            let here = held.into_iter().filter_map(|job| self.take(job));
+            here.for_each(Job::run);
+        }
     }
 
     /// Completes nothing sooner than `latency_ns` after its submission.
@@ -428,9 +482,6 @@ impl Device {
         if has_data && op.bufs.iter().map(|b| b.len() as u64).sum::<u64>() != op.len {
             return Err(IoError::Os(libc::EINVAL));
         }
-        if op.kind != OpKind::Read && self.first_write.armed.load(Ordering::Acquire) {
-            self.note_first_write();
-        }
         Ok(())
     }
 
@@ -533,7 +584,6 @@ impl Media for Arc<Device> {
 mod tests {
     use super::*;
     use crate::op::BLOCK;
-    use std::sync::atomic::AtomicU32;
 
     fn op(kind: OpKind) -> IoOp {
         let has_data = matches!(kind, OpKind::Read | OpKind::Write);
@@ -554,29 +604,6 @@ mod tests {
     }
 
     #[test]
-    fn the_first_change_is_announced_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = BlockFile::create_sized(dir.path().join("f"), 4 * BLOCK).unwrap();
-        let calls = Arc::new(AtomicU32::new(0));
-        let count = calls.clone();
-        let device = Device::new(file).before_first_write(move || {
-            count.fetch_add(1, Ordering::Relaxed);
-        });
-        device.admit(&op(OpKind::Read)).unwrap();
-        device.admit(&op(OpKind::Flush)).unwrap();
-        assert!(device.is_untouched());
-        for kind in [
-            OpKind::Write,
-            OpKind::Discard,
-            OpKind::WriteZeroes { punch: true },
-        ] {
-            device.admit(&op(kind)).unwrap();
-        }
-        assert!(!device.is_untouched());
-        assert_eq!(calls.load(Ordering::Relaxed), 1);
-    }
-
-    #[test]
     fn a_twin_keeps_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
@@ -587,6 +614,7 @@ mod tests {
         drop(one);
         open().unwrap_err();
         two.admit(&op(OpKind::Write)).unwrap();
+        assert!(!two.announces(OpKind::Write));
         two.write_at(0, &[7; 8]).unwrap();
         drop(two);
         let mut got = [0; 8];

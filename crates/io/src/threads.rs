@@ -193,7 +193,12 @@ impl PollDriver {
         if let Some(lent) = lent {
             job = job.watched(lent);
         }
-        if let Some(job) = device.take(job) {
+        let announces = job.op().is_some_and(|op| device.announces(op.kind));
+        let job = match announces {
+            true => device.hold(job),
+            false => Some(job),
+        };
+        if let Some(job) = job.and_then(|job| device.take(job)) {
             self.helpers.push(job);
         }
     }

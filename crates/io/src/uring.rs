@@ -245,7 +245,7 @@ impl RingDriver {
             }
             OpKind::WriteZeroes { punch: false } => op.len > 0 && file.can_fallocate(true),
         });
-        if !in_ring {
+        if !in_ring || device.announces(op.kind) {
             return self.hand_over(op, device, self.now);
         }
         self.in_ring += 1;
@@ -269,7 +269,12 @@ impl RingDriver {
         if let Some(lent) = lent {
             job = job.watched(lent);
         }
-        if let Some(job) = device.take(job) {
+        let announces = job.op().is_some_and(|op| device.announces(op.kind));
+        let job = match announces {
+            true => device.hold(job),
+            false => Some(job),
+        };
+        if let Some(job) = job.and_then(|job| device.take(job)) {
             self.helpers.push(job);
         }
     }

@@ -542,6 +542,86 @@ fn dropped_with_work_in_flight(backend: Backend) {
     Targets::wait_unused(rig.device, std::time::Duration::from_secs(5)).unwrap();
 }
 
+/// What is to be noted before the first write of a device is waited for by its own changes, and by nobody else: not by its
+/// reads, not by another device of the same thread.
+fn the_first_write_is_announced(backend: Backend) {
+    let mut rig = Rig::new(backend, 64 * BLOCK, "");
+    let (go_on, waits) = std::sync::mpsc::channel::<()>();
+    let calls = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let (path, count) = (rig.dir.path().join("noted"), calls.clone());
+    let file = BlockFile::create_sized(&path, 64 * BLOCK).unwrap();
+    let noted = Arc::new(Device::new(file).before_first_write(move || {
+        waits.recv().unwrap();
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }));
+    let other = Target::Origin(2);
+    rig.targets.set(other, Some(noted.clone()));
+    let mut window = Buf::zeroed(BLOCK as usize).all();
+    window.bytes_mut().fill(7);
+    let kinds = [
+        OpKind::Write,
+        OpKind::WriteZeroes { punch: true },
+        OpKind::Discard,
+        OpKind::Write,
+        OpKind::Read,
+        OpKind::Flush,
+    ];
+    assert!(noted.is_untouched());
+    for (at, kind) in (0..).zip(kinds) {
+        let bufs = match kind {
+            OpKind::Write => vec![window.clone()],
+            OpKind::Read => vec![Buf::zeroed(BLOCK as usize).all()],
+            _ => Vec::new(),
+        };
+        let len = if kind == OpKind::Flush { 0 } else { BLOCK };
+        let mut op = rig.op(kind, at * BLOCK, len, &bufs);
+        op.target = other;
+        rig.driver.submit_io(op);
+    }
+    let op = rig.op(
+        OpKind::Write,
+        0,
+        BLOCK,
+        &[Buf::zeroed(BLOCK as usize).all()],
+    );
+    rig.driver.submit_io(op);
+    let (mut events, mut dones) = (Vec::new(), Vec::new());
+    // The read, the flush, and the write of the other device.
+    while dones.len() < 3 {
+        rig.driver
+            .wait(Wait::Forever, &mut events, &mut dones)
+            .unwrap();
+    }
+    let mut ended: Vec<(Target, OpKind)> = dones.iter().map(|d| (d.op.target, d.op.kind)).collect();
+    ended.sort_by_key(|(target, kind)| (*target == other, *kind == OpKind::Flush));
+    let expected = [
+        (T, OpKind::Write),
+        (other, OpKind::Read),
+        (other, OpKind::Flush),
+    ];
+    assert_eq!(ended, expected);
+    assert!(!noted.is_untouched());
+    let holds = |byte: u8| {
+        let held = std::fs::read(&path).unwrap();
+        held[..BLOCK as usize].iter().all(|b| *b == byte)
+    };
+    assert!(holds(0));
+    go_on.send(()).unwrap();
+    while dones.len() < 7 {
+        rig.driver
+            .wait(Wait::Forever, &mut events, &mut dones)
+            .unwrap();
+    }
+    assert!(dones.iter().all(|d| d.result.is_ok()));
+    assert_eq!(rig.driver.io_in_flight(), 0);
+    assert!(holds(7));
+    // And from then on nothing waits any more.
+    let mut op = rig.op(OpKind::Write, 9 * BLOCK, BLOCK, &[window]);
+    op.target = other;
+    assert_eq!(rig.run(op).result, Ok(()));
+    assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), 1);
+}
+
 fn detached_devices_are_closed(backend: Backend) {
     let mut rig = Rig::new(backend, 4 * BLOCK, "");
     rig.read(0, BLOCK).unwrap();
@@ -578,5 +658,6 @@ on_both!(
     sends_alone,
     waking_and_timers,
     dropped_with_work_in_flight,
+    the_first_write_is_announced,
     detached_devices_are_closed,
 );

@@ -5,7 +5,7 @@
 //! for long is done elsewhere: storing notes on a thread that does nothing else, opening a leg again on one
 //! that ends with it.
 
-use crate::habits::Habits;
+use crate::habits::{Habits, Wall};
 use crate::machine::{Action, Data, IoId, Machine, ReqId, What, Why};
 use crate::mirror::{Book, LegOpener, Shared, leg_timeout, lock, nanoseconds};
 use crate::news::News;
@@ -164,6 +164,7 @@ pub(crate) struct Rest {
     pub(crate) notes: Sender<ToKeep>,
     pub(crate) legs: usize,
     pub(crate) habits: Habits,
+    pub(crate) wall: Wall,
     pub(crate) read_only: bool,
 }
 
@@ -192,6 +193,7 @@ pub(crate) struct Driver {
     pool: BufPool,
     next_req: ReqId,
     habits: Habits,
+    wall: Wall,
     scrubbing: Scrubbing,
     read_only: bool,
     /// Sizes that hold when a note is durable, and who waits for that.
@@ -249,6 +251,7 @@ impl Driver {
             notes,
             legs,
             habits,
+            wall,
             read_only,
         } = rest;
         let leg = |i| Leg::new(targets.get(Target::Origin(i as u16)).as_deref());
@@ -273,6 +276,7 @@ impl Driver {
             pool: BufPool::default(),
             next_req: 1,
             habits,
+            wall,
             scrubbing: Scrubbing::default(),
             read_only,
             growing: Vec::new(),

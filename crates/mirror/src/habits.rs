@@ -2,9 +2,23 @@
 //! and may be lost without harm.
 
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Days between scrubs unless something else is asked for.
 pub const EVERY_DAYS: u32 = 30;
+const DAY_MS: u64 = 86_400_000;
+
+/// What time it is, in milliseconds since 1970.
+pub type Wall = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// The time of this host.
+pub fn host_time() -> Wall {
+    Arc::new(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+    })
+}
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +45,24 @@ impl Default for Habits {
             every_days: EVERY_DAYS,
             scrub: ScrubState::default(),
         }
+    }
+}
+
+impl Habits {
+    /// Is it time for a scrub that nobody has to ask for?
+    pub fn is_due(&self, now_ms: u64) -> bool {
+        let between = u64::from(self.every_days) * DAY_MS;
+        between > 0 && !self.scrub.active && now_ms >= self.scrub.ended_ms.saturating_add(between)
+    }
+
+    /// The last scrub cannot have ended later than now: the clock was wrong then, or is now. Either way what lies between
+    /// two is counted from here, or the next one might not come for years. True if that changes something.
+    pub fn believe_clock(&mut self, now_ms: u64) -> bool {
+        let wrong = self.scrub.ended_ms > now_ms;
+        if wrong {
+            self.scrub.ended_ms = now_ms;
+        }
+        wrong
     }
 }
 
@@ -75,4 +107,35 @@ pub struct Undecided {
     pub legs: Vec<(String, u32)>,
     /// The legs hold the same, and what is cached is something else.
     pub cached: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = DAY_MS;
+
+    #[test]
+    fn monthly_by_default_and_never_while_one_goes_on() {
+        let mut habits = Habits::default();
+        habits.scrub.ended_ms = 100 * DAY;
+        assert!(!habits.is_due(100 * DAY) && !habits.is_due(130 * DAY - 1));
+        assert!(habits.is_due(130 * DAY));
+        habits.scrub.active = true;
+        assert!(!habits.is_due(u64::MAX));
+        habits.scrub.active = false;
+        habits.every_days = 7;
+        assert!(!habits.is_due(107 * DAY - 1) && habits.is_due(107 * DAY));
+        habits.every_days = 0;
+        assert!(!habits.is_due(u64::MAX));
+    }
+
+    #[test]
+    fn a_clock_that_was_years_ahead_does_not_put_scrubs_off_for_years() {
+        let mut habits = Habits::default();
+        habits.scrub.ended_ms = 40_000 * DAY;
+        assert!(habits.believe_clock(20_000 * DAY));
+        assert!(!habits.is_due(20_030 * DAY - 1) && habits.is_due(20_030 * DAY));
+        assert!(!habits.believe_clock(20_001 * DAY));
+    }
 }

@@ -25,7 +25,7 @@ mod scrub;
 #[cfg(test)]
 mod sim;
 
-pub use habits::{Habits, ScrubState};
+pub use habits::{Habits, ScrubState, Wall, host_time};
 pub use machine::{Action, Machine};
 pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed, leg_timeout};
 pub use news::{News, Witness};

@@ -1,7 +1,7 @@
 //! A mirror as the rest of Hearth sees it: one origin.
 
 use crate::driver::{Driver, Inbox, Order, Rest, ToKeep, is_another, keep_notes, look, why_text};
-use crate::habits::Habits;
+use crate::habits::{Habits, Wall};
 use crate::machine::{LegReport, Limits, Machine, Opening};
 use crate::news::{News, Witness};
 use crate::regions::Regions;
@@ -86,6 +86,8 @@ pub struct Setup {
     pub witness: Arc<dyn Witness>,
     /// How it is copied to and scrubbed.
     pub habits: Habits,
+    /// What time it is: scrubs are due by the calendar.
+    pub wall: Wall,
 }
 
 /// Why a mirror cannot be used.
@@ -272,6 +274,7 @@ impl Mirror {
             opener,
             witness,
             habits,
+            wall,
         } = setup;
         // Which legs there are is the record's to say: one may have been added or removed after the notes.
         let members = stamps.legs.clone();
@@ -406,6 +409,7 @@ impl Mirror {
             first,
             witness,
             habits,
+            wall,
             read_only,
         };
         let (shared, ended) = start(parts)?;
@@ -503,6 +507,7 @@ struct Parts {
     first: MirrorNotes,
     witness: Arc<dyn Witness>,
     habits: Habits,
+    wall: Wall,
     read_only: bool,
 }
 
@@ -522,6 +527,7 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
         first,
         witness,
         habits,
+        wall,
         read_only,
     } = parts;
     let work = move || {
@@ -551,6 +557,7 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
             notes,
             legs,
             habits,
+            wall,
             read_only,
         };
         Driver::new(shared, machine, io, rest).run();

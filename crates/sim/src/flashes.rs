@@ -132,6 +132,13 @@ impl Flashes {
         self.devices.iter().position(SimDevice::is_dead)
     }
 
+    /// One of them dies with a step of a start or a stop, or does not.
+    pub fn dies_after(&mut self, device: u16, steps: Option<u64>) {
+        if let Some(device) = self.device(device) {
+            device.dies_after(steps);
+        }
+    }
+
     /// One of them dies.
     pub fn kill(&mut self) {
         if let Some(device) = self.some() {

@@ -17,6 +17,7 @@ mod without;
 use crate::content::SECTOR;
 use crate::model::End;
 use crate::paths::Event;
+use crate::single::{Step, Turn};
 use crate::world::{Outcome, World, trace};
 use hearth_engine::api::ReqOp;
 
@@ -99,13 +100,35 @@ impl World<'_> {
     pub(crate) fn run_once(&mut self) -> Outcome {
         self.create()?;
         self.live(self.profile.requests.0)?;
-        self.alive_ios = self.begun_ios;
-        if let Some(end) = self.dies_by() {
+        self.alive_ios = self.book.begun;
+        if let Some(step) = self.book.step {
+            self.die_in_step(step)?;
+        } else if let Some(end) = self.dies_by() {
             self.die(end);
+            // A leg does so by itself.
+            self.flash.revive();
             self.reopen()?;
         }
         self.cut_short = false;
         self.finale()
+    }
+
+    /// A device dies with a step of a stop, or of a start after a power cut.
+    fn die_in_step(&mut self, step: Step) -> Outcome {
+        if step.turn == Turn::Start {
+            self.die(End::Power);
+        }
+        self.flash.dies_after(step.device, Some(step.step));
+        match step.turn {
+            Turn::Start => self.reopen()?,
+            Turn::Stop => self.stop()?,
+        }
+        self.book.died = self.flash.dead().is_some();
+        self.flash.dies_after(step.device, None);
+        match step.turn {
+            Turn::Start => Ok(()),
+            Turn::Stop => self.reopen(),
+        }
     }
 
     fn create(&mut self) -> Outcome {
@@ -231,7 +254,7 @@ impl World<'_> {
         if self.hung() > 0 && self.rng.chance(1, HANG_STEPS) {
             self.release_hung();
         }
-        let patient = self.profile.hang > 0 || self.single.is_some();
+        let patient = self.profile.hang > 0 || self.book.single.is_some();
         let long = self.hung() > 0 && patient && self.rng.chance(1, HANG_STEPS);
         if long {
             self.paths.note(Event::TimePassed);

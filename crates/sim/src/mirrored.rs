@@ -14,6 +14,7 @@ use crate::content::BLOCK;
 use crate::device::{Base, SimDevice, Tear};
 use crate::paths::Event;
 use crate::prng::Prng;
+use crate::single::Book;
 use hearth_format::Uuid;
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps};
 use hearth_io::{Buf, BufSlice, Class, IoDone, IoError, IoOp, OpKind, Target};
@@ -135,6 +136,8 @@ pub(crate) struct Mirrored {
     pub(crate) events: Vec<Event>,
     pub(crate) said: Vec<String>,
     pub(crate) tracing: bool,
+    /// Lent by the world as long as something is asked of it.
+    pub(crate) book: Book,
 }
 
 /// What an origin is made of.
@@ -215,6 +218,7 @@ impl Mirrored {
             events: Vec::new(),
             said: Vec::new(),
             tracing: false,
+            book: Book::default(),
         };
         for n in 0..legs {
             let whole = fresh && n > 0;
@@ -419,14 +423,25 @@ impl Mirrored {
         let Some(io) = leg.flying.remove(&token) else {
             return Ok(());
         };
-        let Some(finished) = leg.device.complete(token, ANSWER_NS) else {
+        let number = leg.number;
+        let finished = match self.book.fails(self.target, Some(number), token) {
+            Some(how) => {
+                let failed = leg.device.fail(token, how.tears(), ANSWER_NS);
+                if how.takes_device() {
+                    leg.device.kill();
+                    leg.mood = Mood::Broken;
+                }
+                failed
+            }
+            None => leg.device.complete(token, ANSWER_NS),
+        };
+        let Some(finished) = finished else {
             return Ok(());
         };
         if let Some(violation) = leg.device.violation.take() {
             return Err(format!("leg {}: {violation}", leg.number));
         }
         let result = finished.done.result;
-        let number = leg.number;
         self.say(|| format!("leg {number} ends {io}: {result:?}"));
         if let Some(machine) = &mut self.machine {
             machine.done(now, io, result, false);
@@ -588,7 +603,7 @@ impl Mirrored {
         let Some(leg) = self.legs.get_mut(leg) else {
             return Err("I/O of a leg that is not there".to_owned());
         };
-        let (token, time) = leg.device.submit(IoOp {
+        let op = IoOp {
             id: io,
             target: self.target,
             kind,
@@ -598,7 +613,13 @@ impl Mirrored {
             crcs: SmallVec::new(),
             sums: false,
             class: Class::Foreground,
-        });
+        };
+        let doomed = self.book.begin(&op, Some(leg.number), true);
+        let (token, mut time) = leg.device.submit(op);
+        if doomed {
+            self.book.name(token);
+            time = time.filter(|_| !self.book.hangs());
+        }
         if let Some(violation) = leg.device.violation.take() {
             return Err(format!("leg {}: {violation}", leg.number));
         }

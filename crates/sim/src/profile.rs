@@ -79,6 +79,8 @@ pub struct Profile {
     pub devices: (u64, u64),
     /// Legs of an origin; one is no mirror.
     pub legs: (u64, u64),
+    /// Each of them holds the disk from the start, so that any one may fail.
+    pub legs_alike: bool,
     /// In 1000 steps: something happens to the legs of a mirror.
     pub leg_trouble: u64,
     /// Of 100 crashes, how many take all flash along: another device takes its place, and only what is known beside it
@@ -129,6 +131,7 @@ pub(crate) const CALM: Profile = Profile {
     ordered: false,
     devices: (1, 1),
     legs: (1, 1),
+    legs_alike: false,
     leg_trouble: 0,
     flash_lost: 0,
     reshape: 0,

@@ -18,7 +18,7 @@ use crate::origin::Origin;
 use crate::paths::{Event, Taken};
 use crate::prng::{Clock, Prng};
 use crate::profile::Profile;
-use crate::single::Single;
+use crate::single::Book;
 use crate::subject::{Known, Maker, Shape, Subject};
 use crate::workload::{Habits, draw_disk};
 use hearth_engine::api::{DiskConfig, Effects, Home, KEPT_PERCENT_MAX, Mode};
@@ -189,10 +189,8 @@ pub struct World<'a> {
     pub(crate) area: Aside,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
-    /// One I/O fails, and nothing else.
-    pub(crate) single: Option<Single>,
-    /// I/Os so far.
-    pub(crate) begun_ios: u64,
+    /// I/Os so far, and the one that fails while nothing else does.
+    pub(crate) book: Book,
     /// Those before the reckoning.
     pub(crate) alive_ios: u64,
 }
@@ -360,8 +358,7 @@ impl<'a> World<'a> {
             // The rest is what segments kept free and the head take, and descriptors.
             kept_blocks: (segments - 6) * 240 * KEPT_PERCENT_MAX / 100 / disks,
             unclean: false,
-            single: None,
-            begun_ios: 0,
+            book: Book::default(),
             alive_ios: 0,
             emptied: None,
             area: Aside::default(),
@@ -442,7 +439,7 @@ impl<'a> World<'a> {
                 base,
                 tear,
                 legs,
-                fresh: self.rng.chance(1, 3),
+                fresh: self.rng.chance(1, 3) && !self.profile.legs_alike,
                 harsh: self.profile.leg_trouble > 0,
                 fault: self.maker.leg_fault(),
             };

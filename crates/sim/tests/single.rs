@@ -1,5 +1,5 @@
-//! One I/O of a fixed workload fails, and nothing else: nobody may notice, but who needed just that of an origin.
-//! `hearth-sim --single` tries all of them.
+//! One I/O of a fixed workload fails, and nothing else: nobody may notice, but who needed just that of an origin. And where there is
+//! another device that has the same, nobody at all. `hearth-sim --single` tries all of them.
 
 use hearth_sim::real::Real;
 use hearth_sim::single::run_all;

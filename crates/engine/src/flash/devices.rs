@@ -593,7 +593,7 @@ impl<U: Users> FlashDevice<U> {
         for seg in 0..self.log.segments.len() as u32 {
             let state = self.log.segments[seg as usize].state;
             // What is still being sealed is left alone when it is: the cleaner does not know it before that.
-            let sealing = self.log.sealing.iter().any(|s| s.seg == seg);
+            let sealing = self.log.is_sealing(seg);
             match self.is_on_slow(seg) {
                 true if state == SegState::Closed && !sealing => left.push(seg),
                 true => {}

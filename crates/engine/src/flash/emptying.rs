@@ -170,7 +170,7 @@ impl<U: Users> FlashDevice<U> {
         for seg in self.log.order.clone() {
             let on = self.is_on(&emptying, seg);
             // What is still being sealed is given to the cleaner when it is.
-            let sealing = self.log.sealing.iter().any(|s| s.seg == seg);
+            let sealing = self.log.is_sealing(seg);
             if on && !sealing && !self.is_begun(seg) && !self.is_victim(seg) {
                 self.cleaner.withdraw(seg);
                 self.cleaner.give_back(seg);
@@ -199,7 +199,7 @@ impl<U: Users> FlashDevice<U> {
             }
             // It stays among them until it has been freed.
             emptying.todo.push_back(seg);
-            let sealing = self.log.sealing.iter().any(|s| s.seg == seg);
+            let sealing = self.log.is_sealing(seg);
             if !sealing && self.may_be_tried(seg) {
                 return Some(seg);
             }

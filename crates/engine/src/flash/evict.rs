@@ -252,7 +252,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Are batches of a closed segment still on their way to it?
     fn is_sealing(&self, seg: u32) -> bool {
-        self.log.segments[seg as usize].batches > 0 || self.log.sealing.iter().any(|s| s.seg == seg)
+        self.log.segments[seg as usize].batches > 0 || self.log.is_sealing(seg)
     }
 
     fn send_read_entries(&mut self, seg: u32, whole: bool) {

@@ -503,6 +503,11 @@ impl<T: Token> Log<T> {
         self.heads.iter().all(Option::is_none)
     }
 
+    /// Is the summary of a segment on its way?
+    pub fn is_sealing(&self, seg: u32) -> bool {
+        self.sealing.iter().any(|s| s.seg == seg)
+    }
+
     /// Segments the log goes round with: those that take writes, now or once they are free.
     pub fn usable(&self) -> usize {
         self.segments.len() - self.bad - self.unreadable

@@ -8,16 +8,9 @@ use crate::news::News;
 use crate::scrub::{ScrubOrder, Scrubbing};
 use hearth_fault::Fault;
 use hearth_io::now_ns;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How often it is kept how far a scrub is.
 const KEEP_NS: u64 = 10_000_000_000;
-const DAY_MS: u64 = 86_400_000;
-
-fn wall_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
-}
 
 impl Driver {
     /// Goes on as was asked before the start.
@@ -26,10 +19,11 @@ impl Driver {
         self.machine.set_rate(now, self.habits.rate);
         self.machine.pause(now, self.habits.paused);
         self.machine.set_scrub_rate(now, self.habits.scrub_rate);
+        let today = (self.wall)();
         let scrub = &mut self.habits.scrub;
         if scrub.ended_ms == 0 && !scrub.active {
             // The first one is due when it has been there for as long as lies between two.
-            scrub.ended_ms = wall_ms();
+            scrub.ended_ms = today;
             self.keep_habits();
         } else if scrub.active {
             self.begin(now);
@@ -45,9 +39,15 @@ impl Driver {
     }
 
     pub(super) fn scrub_when_due(&mut self, now: u64) {
-        let scrub = &self.habits.scrub;
-        let between = u64::from(self.habits.every_days) * DAY_MS;
-        if scrub.active || between == 0 || wall_ms() < scrub.ended_ms.saturating_add(between) {
+        // What is being decided is not to be taken for it.
+        if self.machine.scrub_report().is_some() {
+            return;
+        }
+        let today = (self.wall)();
+        if self.habits.believe_clock(today) {
+            self.keep_habits();
+        }
+        if !self.habits.is_due(today) {
             return;
         }
         self.start_anew();
@@ -57,7 +57,7 @@ impl Driver {
 
     fn start_anew(&mut self) {
         self.habits.scrub = ScrubState {
-            began_ms: wall_ms(),
+            began_ms: (self.wall)(),
             ended_ms: self.habits.scrub.ended_ms,
             ..ScrubState::default()
         };
@@ -204,7 +204,7 @@ impl Driver {
             state.called_off = !end.whole && !stopping;
         }
         if !state.active {
-            state.ended_ms = wall_ms();
+            state.ended_ms = (self.wall)();
         }
         let news = News::Scrubbed {
             whole: end.whole,

@@ -173,6 +173,11 @@ impl World<'_> {
             // All that is to be seen of it was read.
             return Ok(());
         }
+        if self.book.is_hit() {
+            // A leg that has died since the hurting ended.
+            self.disks[index].origin.heal();
+            self.gather_due()?;
+        }
         self.settle("the legs of a mirror becoming the same", |w| {
             w.disks[index].origin.is_whole()
         })?;

@@ -356,7 +356,7 @@ impl World<'_> {
         if !matches!(error, ReqError::Io | ReqError::NoSpace) {
             return Err("the request was well formed and the disk attached".into());
         }
-        if self.single.is_some() {
+        if self.book.single.is_some() {
             return self.justify_single(disk, wish);
         }
         let disk = &self.disks[disk];

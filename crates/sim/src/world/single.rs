@@ -3,57 +3,43 @@
 use super::{Ending, Outcome, World, trace};
 use crate::content::BLOCK;
 use crate::model::End;
-use crate::single::{Hit, How};
+use crate::single::How;
 use crate::workload::Wish;
-use hearth_engine::api::ReqOp;
+use hearth_engine::api::{Mode, ReqOp};
 use hearth_io::{IoOp, OpKind, Target};
 
 impl World<'_> {
-    /// An I/O begins: is it the one?
+    /// An I/O of a device begins: is it the one?
     pub(super) fn is_doomed(&mut self, op: &IoOp) -> bool {
-        let number = self.begun_ios;
-        self.begun_ios += 1;
-        let Some(single) = self.single.as_mut().filter(|s| s.at == number) else {
-            return false;
-        };
-        single.hit = Some(Hit {
-            target: op.target,
-            kind: op.kind,
-            token: 0,
-            offset: op.offset,
-            len: op.len,
-        });
-        let how = single.how;
-        // This life ends at once.
-        self.cut_short |= matches!(how, How::Power | How::Kill);
-        trace!(self, "   (it fails: {how:?})");
-        true
+        let spare = matches!(op.target, Target::Flash(_)) && self.flash.are_twice();
+        let doomed = self.book.begin(op, None, spare);
+        self.note_doom(doomed);
+        doomed
     }
 
-    /// The I/O that fails has this name.
-    pub(super) fn doom(&mut self, token: u64) {
-        if let Some(hit) = self.single.as_mut().and_then(|s| s.hit.as_mut()) {
-            hit.token = token;
+    /// The one that fails may have begun.
+    pub(super) fn note_doom(&mut self, doomed: bool) {
+        self.cut_short |= std::mem::take(&mut self.book.cuts);
+        if let Some(single) = self.book.single.as_ref().filter(|_| doomed) {
+            let how = single.how;
+            trace!(self, "   (it fails: {how:?})");
         }
     }
 
-    /// It hangs for now.
-    pub(super) fn hangs(&self) -> bool {
-        self.single.as_ref().is_some_and(|s| s.how.hangs())
-    }
-
-    /// How an I/O is to fail that ends now, if it is the one: whether half of it is done.
-    pub(super) fn fails(&self, ending: Ending) -> Option<bool> {
-        let single = self.single.as_ref().filter(|s| s.how.is_error())?;
-        let hit = single.hit.as_ref()?;
-        (ending == Ending::Device(hit.target, hit.token)).then_some(single.how.tears())
+    /// How an I/O is to fail that ends now, if it is the one.
+    pub(super) fn fails(&self, ending: Ending) -> Option<How> {
+        match ending {
+            Ending::Device(target, token) => self.book.fails(target, None, token),
+            // The mirror knows.
+            Ending::Mirror(..) => None,
+        }
     }
 
     /// How the process is to die, if the one failure is that it does.
     pub(crate) fn dies_by(&self) -> Option<End> {
-        let single = self.single.as_ref().filter(|s| s.hit.is_some())?;
+        let single = self.book.single.as_ref().filter(|s| s.hit.is_some())?;
         match single.how {
-            How::Power => Some(End::Power),
+            How::Power | How::Returns => Some(End::Power),
             How::Kill => Some(End::Process),
             _ => None,
         }
@@ -61,7 +47,7 @@ impl World<'_> {
 
     /// May the one failure have failed this request?
     pub(super) fn justify_single(&self, disk: usize, wish: &Wish) -> Outcome {
-        let Some(single) = &self.single else {
+        let Some(single) = &self.book.single else {
             return Ok(());
         };
         let Some(hit) = &single.hit else {
@@ -81,7 +67,15 @@ impl World<'_> {
                 | ReqOp::Discard { fua: true }
                 | ReqOp::WriteZeroes { fua: true, .. }
         );
+        // Zeros of an ordered disk may go past the cache, when the origin has durably all that came before.
+        let zeros = matches!(wish.op, ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. });
+        let behind = zeros && disk.config.mode == Mode::WriteBackOrdered;
         match (hit.target, hit.kind) {
+            (target, kind) if hit.leg.is_some() || self.flash.are_twice() && is_flash(target) => {
+                Err(format!(
+                    "one {kind:?} of {target:?} has failed, and another device has the same"
+                ))
+            }
             // What was dirty there may not be durable, and nothing can be promised of it until the origin has it.
             (Target::Flash(_), OpKind::Flush) if self.given_up && disk.dirty_once && promises => {
                 Ok(())
@@ -92,7 +86,7 @@ impl World<'_> {
             (Target::Origin(id), _) if id != disk.config.id => Err(format!(
                 "the origin of disk {id} has failed, which is another one"
             )),
-            (Target::Origin(_), OpKind::Flush) if promises => Ok(()),
+            (Target::Origin(_), OpKind::Flush) if promises || behind => Ok(()),
             (Target::Origin(_), OpKind::Flush) => {
                 Err("a flush of the origin has failed, and no flush was asked for".into())
             }
@@ -114,4 +108,8 @@ impl World<'_> {
             }
         }
     }
+}
+
+fn is_flash(target: Target) -> bool {
+    matches!(target, Target::Flash(_))
 }

@@ -53,7 +53,11 @@ impl World<'_> {
         };
         let sums = |offset, len| subject.map_or_else(Vec::new, |s| s.clean_sums(id, offset, len));
         mirror.pool_gone = gone;
+        mirror.book = std::mem::take(&mut self.book);
+        let hit_before = mirror.book.is_hit();
         let done = what(mirror, now, &sums);
+        self.book = std::mem::take(&mut mirror.book);
+        let doomed = self.book.is_hit() && !hit_before;
         let (said, events, due) = (
             std::mem::take(&mut mirror.said),
             std::mem::take(&mut mirror.events),
@@ -63,6 +67,7 @@ impl World<'_> {
         for line in said {
             trace!(self, "      mirror of {id}: {line}");
         }
+        self.note_doom(doomed);
         for event in events {
             self.paths.note(event);
         }
@@ -153,8 +158,8 @@ impl World<'_> {
             return Err(format!("driver contract broken: {violation}"));
         }
         if doomed {
-            self.doom(token);
-            time = time.filter(|_| !self.hangs());
+            self.book.name(token);
+            time = time.filter(|_| !self.book.hangs());
         }
         self.event_number += 1;
         match time {
@@ -294,7 +299,13 @@ impl World<'_> {
             return Ok(None);
         };
         let finished = match fails {
-            Some(half) => device.fail(token, half, latency),
+            Some(how) => {
+                let failed = device.fail(token, how.tears(), latency);
+                if how.takes_device() {
+                    device.kill();
+                }
+                failed
+            }
             None => device.complete(token, latency),
         };
         let (violation, owed) = (device.violation.take(), device.is_owed(token));
