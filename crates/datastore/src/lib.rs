@@ -54,8 +54,8 @@
 //! # Replaced behind our back
 //!
 //! Each of our own writes leaves the file's time of change as clients are told it, so whatever else it is, or another
-//! length, is somebody else's work. It is looked at when a file is opened, at least every second while it is used, and
-//! before each of our own writes. Then what is cached goes, dirty or not, unless something is dirty and
+//! length, is somebody else's work. It is looked at with each answer by which a client may open a file (its name looked up, its attributes
+//! asked for), at least every second while it is used, and before each of our own writes. Then what is cached goes, dirty or not, unless something is dirty and
 //! what is clean still equals the file (somebody set its times).
 
 pub mod body;

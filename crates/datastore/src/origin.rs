@@ -253,6 +253,11 @@ impl FileOrigin {
         Ok(())
     }
 
+    /// It was noticed that somebody else has changed the file, and nothing was done about it yet.
+    pub fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Acquire)
+    }
+
     /// Compares the file with what it was left as; false if somebody else changed it.
     pub fn look(&self) -> io::Result<bool> {
         let mut seen = self.lock();
@@ -263,7 +268,7 @@ impl FileOrigin {
     /// The same, but does not wait for a write of ours, which looks itself.
     pub fn looks_same(&self) -> io::Result<bool> {
         let Ok(mut seen) = self.seen.try_lock() else {
-            return Ok(!self.replaced.load(Ordering::Acquire));
+            return Ok(!self.is_replaced());
         };
         let stat = self.file.stat()?;
         Ok(self.compare(&mut seen, &stat))
@@ -279,7 +284,7 @@ impl FileOrigin {
         if stat.st_size as u64 != seen.size || modified_ns(stat) != seen.modified_ns {
             self.replaced.store(true, Ordering::Release);
         }
-        !self.replaced.load(Ordering::Acquire)
+        !self.is_replaced()
     }
 
     /// Takes the file as it is now.

@@ -308,23 +308,31 @@ impl Inner {
         }
     }
 
+    /// True if nothing is known against a file that was looked at lately.
+    fn is_fresh(cached: &Cached) -> bool {
+        let known = *lock(&cached.known);
+        known.1.elapsed() < LOOK && known.0.links > 0 && !cached.origin.is_replaced()
+    }
+
     /// Looks at a file, if that was not done lately; false if somebody else changed it.
     fn look(&self, cached: &Cached) -> Outcome<bool> {
-        {
-            let mut known = lock(&cached.known);
-            if known.1.elapsed() < LOOK {
-                return Ok(true);
-            }
-            // Not held while the file is asked: data threads want to tell of it.
-            known.1 = Instant::now();
+        match Inner::is_fresh(cached) {
+            true => Ok(true),
+            false => self.look_now(cached),
         }
+    }
+
+    /// The same, whenever that was done last.
+    fn look_now(&self, cached: &Cached) -> Outcome<bool> {
+        // Not held while the file is asked: data threads want to tell of it.
+        lock(&cached.known).1 = Instant::now();
         let same = cached.origin.looks_same()?;
         if same {
             let now = self.dir.attributes_of(cached.origin.file())?;
+            lock(&cached.known).0 = now;
             if now.links == 0 {
                 return Err(Status::Stale);
             }
-            lock(&cached.known).0 = now;
         }
         Ok(same)
     }

@@ -20,5 +20,6 @@ mod service;
 mod writers;
 
 pub use net::{Config, Server};
+pub use pool::HUNG_READS_MAX;
 pub(crate) use replies::LOOKED_AT;
 pub use service::Export;

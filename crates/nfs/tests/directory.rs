@@ -61,13 +61,7 @@ fn files_are_sparse_and_large(stage: Stage) -> Result<()> {
         set_size(&mut client, &disk, size)?.ok()?;
     }
     ensure!(read(&mut client, &disk, offset, 3)? == (vec![7, 0, 0], false));
-    let beyond = Args::Write {
-        file: &disk,
-        offset: u64::MAX,
-        count: 1,
-        stable: Stability::File,
-        data: &[1],
-    };
+    let beyond = Args::durable(&disk, u64::MAX, &[1]);
     client.call(&beyond)?.is(Status::FBig)?;
     Ok(())
 }
@@ -176,13 +170,7 @@ fn others_may_what_the_mode_says(stage: Stage) -> Result<()> {
     client.credential = user(1000);
     ensure!(read(&mut client, &a, 0, 9)?.0 == b"root's");
     let data = b"mine?";
-    let args = Args::Write {
-        file: &a,
-        offset: 0,
-        count: 5,
-        stable: Stability::File,
-        data,
-    };
+    let args = Args::durable(&a, 0, data);
     client.call(&args)?.is(Status::Access)?;
     let mode = SetAttributes {
         mode: Some(0o777),
@@ -340,13 +328,7 @@ fn a_full_file_system_says_so() -> Result<()> {
     let mega = vec![5; 1 << 20];
     let mut written = 0;
     let refused = loop {
-        let args = Args::Write {
-            file: &a,
-            offset: written,
-            count: 1 << 20,
-            stable: Stability::File,
-            data: &mega,
-        };
+        let args = Args::durable(&a, written, &mega);
         let results = client.call(&args)?;
         if results.status != 0 {
             break results;
@@ -367,13 +349,7 @@ fn a_full_file_system_says_so() -> Result<()> {
     // A hole takes no room, and what is removed gives it back.
     set_size(&mut client, &a, 1 << 30)?.ok()?;
     let b = file(&mut client, &root, "b")?;
-    let args = Args::Write {
-        file: &b,
-        offset: 0,
-        count: 1 << 20,
-        stable: Stability::File,
-        data: &mega,
-    };
+    let args = Args::durable(&b, 0, &mega);
     client.call(&Args::Remove(at(&root, "a")))?.ok()?;
     let results = client.call(&args)?.ok()?;
     let mut r = results.reader();

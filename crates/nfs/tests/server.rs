@@ -15,9 +15,9 @@ use hearth_nfs::access::{Access, Rights, Who};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::record::MESSAGE_MAX;
 use hearth_nfs::rpc::{self, Call, Credential};
-use hearth_nfs::server::{Config, Export, Server};
+use hearth_nfs::server::{Config, Export, HUNG_READS_MAX, Server};
 use hearth_nfs::tree::Tree;
-use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Status};
 use hearth_nfs::xdr::Writer;
 use hearth_nfs::{mount, portmap, v3};
 use puppet::{Puppet, handle, key};
@@ -86,13 +86,7 @@ fn set(file: &[u8]) -> Args<'_> {
 }
 
 fn write<'a>(file: &'a [u8], data: &'a [u8]) -> Args<'a> {
-    Args::Write {
-        file,
-        offset: 0,
-        count: data.len() as u32,
-        stable: Stability::File,
-        data,
-    }
+    Args::durable(file, 0, data)
 }
 
 fn create<'a>(dir: &'a [u8], name: &'a [u8]) -> Args<'a> {
@@ -173,13 +167,7 @@ fn what_is_at_hand_is_answered_though_all_workers_hang() -> Result<()> {
     client.send_as(900, &write(&file, b"data"))?;
     ensure!(client.answer(900)? == first);
     // Elsewhere the same file is not at hand.
-    let far = client.send(&Args::Write {
-        file: &file,
-        offset: 1,
-        count: 4,
-        stable: Stability::File,
-        data: b"data",
-    })?;
+    let far = client.send(&Args::durable(&file, 1, b"data"))?;
     for name in ["slow", "slower"] {
         stage.tree.release(name);
     }
@@ -259,6 +247,36 @@ fn nobody_waits_longer_than_patience_lasts() -> Result<()> {
     // Those that were not begun in time never are: two hung, and then there were these.
     let begun = stage.tree.begun("read slow");
     ensure!(begun <= 2 + tries, "{begun} of {tries}");
+    Ok(())
+}
+
+/// A disk that hangs elsewhere holds no worker, and could be asked for more and more as clients ask again.
+#[test]
+fn only_so_many_reads_of_a_file_hang() -> Result<()> {
+    let stage = Stage::new(SHORT)?;
+    let mut client = stage.client()?;
+    let (away, quick) = (handle("away"), handle("quick"));
+    let ask = |client: &mut Client| client.call(&read(&away))?.is(Status::JukeBox);
+    let begun = || stage.tree.begun("read away");
+    for _ in 0..3 * HUNG_READS_MAX {
+        ask(&mut client)?;
+    }
+    let hung = begun();
+    ensure!(hung > 0 && hung <= HUNG_READS_MAX, "{hung}");
+    // Of others nothing is held back, nor is anything else that is asked of this one.
+    persist(&mut client, &read(&quick))?.1.ok()?;
+    persist(&mut client, &Args::GetAttr { file: &away })?
+        .1
+        .ok()?;
+    stage.tree.come_back();
+    for _ in 0..1000 {
+        ask(&mut client)?;
+        if begun() > hung {
+            break;
+        }
+    }
+    ensure!(begun() > hung, "none was begun when the others had ended");
+    stage.tree.come_back();
     Ok(())
 }
 

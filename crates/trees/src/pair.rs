@@ -94,10 +94,18 @@ pub enum NotMended {
     Source(String),
     /// The tree that is to be changed.
     Target(String),
-    /// These places are to be noted first: what they are of would be in the tree before its content is.
-    First(Vec<Place>),
     /// Something changed meanwhile; later.
     Again,
+}
+
+/// How far a place is the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mended<S> {
+    /// It is; these are to be made the same next.
+    Done(Vec<Place>),
+    /// Nothing was changed: these places are to be noted first, for what they are of would be in the tree before its content is. What
+    /// was seen on the way need not be looked at again.
+    First(Vec<Place>, S),
 }
 
 /// Where it is kept durably what is known of the trees.
@@ -114,19 +122,23 @@ pub trait Book {
 
 /// The trees' own steps.
 pub trait Sides {
+    /// What was seen of a place before something had to be noted.
+    type Seen;
+
     /// Writes a generation to the root of a tree, durably.
     fn mark(&self, side: usize, generation: u64) -> Result<(), String>;
     /// Makes everything in a tree durable.
     fn sync(&self, side: usize) -> Result<(), String>;
-    /// Makes a place in one tree as it is in the other. What that brings with it is told: places that are to be made the same next.
-    /// Nothing is brought to a tree whose places are not `noted`.
+    /// Makes a place in one tree as it is in the other. Nothing is brought to a tree whose places are not `noted`; `seen` is what was
+    /// told when they were not, while the place was kept from others as it still is.
     fn mend(
         &self,
         place: Place,
         from: usize,
         to: usize,
         noted: &BTreeSet<Place>,
-    ) -> Result<Vec<Place>, NotMended>;
+        seen: Option<Self::Seen>,
+    ) -> Result<Mended<Self::Seen>, NotMended>;
     /// All places of a tree.
     fn everything(&self, of: usize) -> Result<Vec<Place>, String>;
     /// Removes what mending has put aside.
@@ -420,9 +432,11 @@ impl<B: Book, S: Sides> Pair<B, S> {
     /// Makes a place the same. Somebody has its lock.
     fn mend(&self, place: Place, from: usize, to: usize) -> Result<Vec<Place>, NotMended> {
         let mut noted = BTreeSet::new();
+        let mut seen = None;
         loop {
-            match self.sides.mend(place, from, to, &noted) {
-                Err(NotMended::First(places)) => {
+            match self.sides.mend(place, from, to, &noted, seen.take())? {
+                Mended::Done(more) => return Ok(more),
+                Mended::First(places, so_far) => {
                     let before = noted.len();
                     noted.extend(&places);
                     if noted.len() == before {
@@ -432,8 +446,8 @@ impl<B: Book, S: Sides> Pair<B, S> {
                         self.begin(&places).map_err(NotMended::Target)?;
                         self.end(&places);
                     }
+                    seen = Some(so_far);
                 }
-                done => return done,
             }
         }
     }
@@ -453,9 +467,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
                     continue;
                 }
                 Err(NotMended::Target(why) | NotMended::Source(why)) => why,
-                Err(NotMended::Again | NotMended::First(_)) => {
-                    "it cannot be made as the other one".to_owned()
-                }
+                Err(NotMended::Again) => "it cannot be made as the other one".to_owned(),
             };
             lock(&self.now).missed.extend(places);
             if !self.lost(1 - first, &why) {

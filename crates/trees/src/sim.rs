@@ -10,6 +10,7 @@ pub(crate) mod dice {
 mod judge;
 mod model;
 mod two;
+pub(crate) mod world;
 
 use std::cell::RefCell;
 

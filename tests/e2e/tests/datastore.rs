@@ -44,15 +44,7 @@ fn clients_are_let_in_and_shut_out_while_it_is_in_use() -> Result<()> {
     let mut client = lab.client()?;
     let dir = root(&mut client)?;
     let file = create(&mut client, &dir, "a")?;
-    let try_write = |client: &mut Client| {
-        client.call(&Args::Write {
-            file: &file,
-            offset: 0,
-            count: 1,
-            stable: Stability::File,
-            data: b"x",
-        })
-    };
+    let try_write = |client: &mut Client| client.call(&Args::durable(&file, 0, b"x"));
     try_write(&mut client)?.ok()?;
     lab.hearth
         .ok(&["datastore", "set", "vms", "--read-only", "on"])?;
@@ -341,31 +333,6 @@ fn names_and_caches_stay_in_step() -> Result<()> {
     Ok(())
 }
 
-/// Somebody on this host writes over a file: clients see what he wrote.
-#[test]
-fn a_file_replaced_behind_our_back_is_noticed() -> Result<()> {
-    let lab = Lab::new()?;
-    let mut client = lab.client()?;
-    let dir = root(&mut client)?;
-    let file = create(&mut client, &dir, "a.img")?;
-    write(&mut client, &file, 0, &pattern(0, 1, 1 << 20))?;
-    lab.hearth.ok(&["datastore", "flush", "vms"])?;
-    ensure!(read(&mut client, &file, 0, 4096)? == pattern(0, 1, 4096));
-    fs::write(lab.vms.join("a.img"), pattern(0, 2, 3 << 20))?;
-    until("the change is noticed", LIMIT, || {
-        let now = read(&mut client, &file, 0, 4096).ok()?;
-        (now == pattern(0, 2, 4096)).then_some(())
-    })?;
-    ensure!(get(&mut client, &file)?.size == 3 << 20);
-    for at in (0..3u64 << 20).step_by(1 << 19) {
-        ensure!(
-            read(&mut client, &file, at, 4096)? == pattern(at, 2, 4096),
-            "{at}"
-        );
-    }
-    Ok(())
-}
-
 /// The daemon is killed while many durable writes are under way: what was answered is there, whatever else
 /// was happening to the file.
 #[test]
@@ -383,13 +350,7 @@ fn kills_under_load_lose_nothing_that_was_answered() -> Result<()> {
         for n in 0..BLOCKS {
             let block = (n * 37 + u64::from(round) * 11) % BLOCKS;
             let data = pattern(block * 4096, round, 4096);
-            let args = Args::Write {
-                file: &disk,
-                offset: block * 4096,
-                count: 4096,
-                stable: Stability::File,
-                data: &data,
-            };
+            let args = Args::durable(&disk, block * 4096, &data);
             asked.push((client.send(&args)?, block));
         }
         let half = BLOCKS as usize / 2;
@@ -552,13 +513,11 @@ fn a_full_file_system_refuses_what_would_not_fit() -> Result<()> {
     // A thin disk, larger than all there is.
     set_size(&mut client, &disk, 1 << 30)?.ok()?;
     let put = |client: &mut Client, file: &[u8], offset: u64, round: u8, len: u64| {
-        client.call(&Args::Write {
+        client.call(&Args::durable(
             file,
             offset,
-            count: len as u32,
-            stable: Stability::File,
-            data: &pattern(offset, round, len as usize),
-        })
+            &pattern(offset, round, len as usize),
+        ))
     };
     // Every other step, so that holes stay between them.
     let mut answered = Vec::new();
@@ -916,13 +875,7 @@ fn two_clients_that_write_one_file_are_told_of_once() -> Result<()> {
     let mut turn = |file: &[u8], names: [&[u8; 6]; 2]| -> Result<()> {
         for (client, name) in both.iter_mut().zip(names) {
             let data = pattern(0, 1, 4096);
-            let args = Args::Write {
-                file,
-                offset: 0,
-                count: 4096,
-                stable: Stability::File,
-                data: &data,
-            };
+            let args = Args::durable(file, 0, &data);
             loop {
                 let xid = client.next_xid();
                 let mut message = client.message(xid, &args);

@@ -19,7 +19,7 @@ use hearth_nfs::v3::{
 use hearth_trees::large;
 
 use super::held::Held;
-use super::{Inner, LOOK, lock};
+use super::{Inner, lock};
 use crate::file::{Cached, Using};
 
 /// What is known of a file that is a disk now.
@@ -105,9 +105,50 @@ impl Inner {
         }
     }
 
-    fn found(&self, mut found: Found) -> Found {
-        self.told_of(&found.key, &mut found.attributes);
-        found
+    /// What is known of a file that may be opened with this answer: so it is looked at, whenever that was done last. `plain` is what the
+    /// directory says, should it be no disk now.
+    fn opened(
+        &self,
+        key: &Key,
+        plain: impl FnOnce() -> Outcome<Attributes>,
+    ) -> Outcome<Attributes> {
+        let open = lock(&self.files).get(key).cloned();
+        let Some(cached) = open.and_then(|open| open.cached()) else {
+            if !self.is_owed(key) {
+                return plain();
+            }
+            // What waits on flash since before a restart: its times are known once it is opened.
+            drop(self.begin(key)?);
+            let mut attributes = self.dir.attributes(key)?;
+            self.told_of(key, &mut attributes);
+            return Ok(attributes);
+        };
+        // Somebody else's change is not waited for here: a heartbeat must not wait for requests in flight.
+        if self.look_now(&cached)? {
+            return Ok(told(&cached));
+        }
+        drop(cached);
+        let (using, cached) = self.begin(key)?;
+        let attributes = cached.map(|cached| told(&cached));
+        drop(using);
+        attributes.map_or_else(|| self.dir.attributes(key), Ok)
+    }
+
+    /// The directory lacks something of a file.
+    fn is_owed(&self, key: &Key) -> bool {
+        self.is_known(key)
+            .is_some_and(|disk| self.disks.owed(disk) > 0)
+    }
+
+    /// The same of a file in a listing, where nobody may be waited for: nothing, if that would have to be. Clients ask again then.
+    fn listed(&self, mut found: Found) -> Option<Found> {
+        let open = lock(&self.files).get(&found.key).cloned();
+        match open.and_then(|open| open.cached()) {
+            Some(cached) if self.look_now(&cached) == Ok(true) => found.attributes = told(&cached),
+            None if !self.is_owed(&found.key) => {}
+            _ => return None,
+        }
+        Some(found)
     }
 
     fn next_turn(&self) -> usize {
@@ -377,28 +418,7 @@ impl Tree for View {
     }
 
     fn attributes(&self, file: &Key) -> Outcome<Attributes> {
-        let open = lock(&self.0.files).get(file).cloned();
-        let Some(cached) = open.and_then(|open| open.cached()) else {
-            // What waits on flash since before a restart: its times are known once it is opened.
-            let owed = |disk| self.0.disks.owed(disk) > 0;
-            if self.0.is_known(file).is_some_and(owed) {
-                drop(self.0.begin(file)?);
-                let mut attributes = self.0.dir.attributes(file)?;
-                self.0.told_of(file, &mut attributes);
-                return Ok(attributes);
-            }
-            return self.0.dir.attributes(file);
-        };
-        // Somebody else's change is not waited for here: a heartbeat must not wait for requests in flight.
-        let same = self.0.look(&cached)?;
-        if same {
-            return Ok(told(&cached));
-        }
-        drop(cached);
-        let (using, cached) = self.0.begin(file)?;
-        let attributes = cached.map(|cached| told(&cached));
-        drop(using);
-        attributes.map_or_else(|| self.0.dir.attributes(file), Ok)
+        self.0.opened(file, || self.0.dir.attributes(file))
     }
 
     fn set_attributes(
@@ -438,11 +458,12 @@ impl Tree for View {
     }
 
     fn lookup(&self, who: &Who, dir: &Key, name: &[u8]) -> Outcome<Found> {
-        let found = self.0.dir.lookup(who, dir, name)?;
+        let mut found = self.0.dir.lookup(who, dir, name)?;
         if found.attributes.kind == Kind::Regular {
             self.0.note_name(&found.key, name);
+            found.attributes = self.0.opened(&found.key, || Ok(found.attributes))?;
         }
-        Ok(self.0.found(found))
+        Ok(found)
     }
 
     fn read_link(&self, who: &Who, link: &Key) -> Outcome<Vec<u8>> {
@@ -456,9 +477,10 @@ impl Tree for View {
     fn at_hand(&self, file: &Key, write: Option<Place>) -> Option<Box<dyn AtHand>> {
         let file = lock(&self.0.files).get(file).cloned()?;
         let (using, cached) = file.try_share()?;
-        let known = *lock(&cached.known);
-        let fresh = known.1.elapsed() < LOOK;
-        if !fresh || write.is_some_and(|place| !self.0.is_prepared(&cached, known.0.mode, place)) {
+        let mode = lock(&cached.known).0.mode;
+        if !Inner::is_fresh(&cached)
+            || write.is_some_and(|place| !self.0.is_prepared(&cached, mode, place))
+        {
             return None;
         }
         let view = View(self.0.clone());
@@ -560,7 +582,12 @@ impl Tree for View {
                     (Ok(()), None) => {}
                 }
             }
-            *found = self.0.found(*found);
+            if found.attributes.kind == Kind::Regular {
+                match self.0.opened(&found.key, || Ok(found.attributes)) {
+                    Ok(attributes) => found.attributes = attributes,
+                    Err(status) => changed.outcome = Err(status),
+                }
+            }
         }
         changed
     }
@@ -608,11 +635,11 @@ impl Tree for View {
         take: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Outcome<bool> {
         let mut tell = |mut entry: Entry<'_>| {
-            if let Some(found) = &mut entry.found {
-                if found.attributes.kind == Kind::Regular {
-                    self.0.note_name(&found.key, entry.name);
-                }
-                *found = self.0.found(*found);
+            if let Some(found) = entry.found
+                && found.attributes.kind == Kind::Regular
+            {
+                self.0.note_name(&found.key, entry.name);
+                entry.found = self.0.listed(found);
             }
             take(entry)
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hearth_nfs::identity::replace;
 use hearth_nfs::tree::Outcome;
 use hearth_nfs::v3::Status;
-use hearth_trees::pair::{Fail, News, NotMended, Place, Sides};
+use hearth_trees::pair::{Fail, Mended, News, NotMended, Place, Sides};
 
 use super::lane::Lane;
 use super::side::{self, Mark, Open};
@@ -233,6 +233,8 @@ impl Both {
 }
 
 impl Sides for Both {
+    type Seen = mend::Seen;
+
     fn mark(&self, side: usize, generation: u64) -> Result<(), String> {
         let marked = self.within(side, self.limit, move |open| open.mark(side, generation));
         marked?.map_err(|e| format!("its root cannot be written ({e})"))
@@ -249,11 +251,12 @@ impl Sides for Both {
         from: usize,
         to: usize,
         noted: &BTreeSet<Place>,
-    ) -> Result<Vec<Place>, NotMended> {
+        seen: Option<mend::Seen>,
+    ) -> Result<Mended<mend::Seen>, NotMended> {
         let source = self.open(from).map_err(NotMended::Source)?;
         let (numbers, noted) = (self.numbers.clone(), noted.clone());
         let mended = self.within(to, SLOW, move |target| {
-            mend::mend(place, &source, target, &numbers, &noted)
+            mend::mend(place, &source, target, &numbers, &noted, seen.flatten())
         });
         mended.map_err(NotMended::Target)?
     }

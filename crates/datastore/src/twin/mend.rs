@@ -2,7 +2,8 @@
 //!
 //! What has another name or directory now is moved, not copied, for it is found by its number. What is in the way is put aside into a
 //! directory of the tree's root, where it can still be found, and removed when everything is the same. What is not there at all is made
-//! without content, which follows; so its content has to be noted before ([`NotMended::First`]).
+//! without content, which follows; so its content has to be noted before ([`Mended::First`]). What was listed until then is kept for when that
+//! is done: nobody changes the names meanwhile, and to look at all files of a directory is most of the work.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -17,7 +18,7 @@ use hearth_nfs::access::Who;
 use hearth_nfs::handle::Key;
 use hearth_nfs::tree::{Found, Outcome, Tree};
 use hearth_nfs::v3::{Attributes, Create, How, Kind, SetAttributes, SetTime, Status};
-use hearth_trees::pair::{NotMended, PART, Place};
+use hearth_trees::pair::{self, NotMended, PART, Place};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use super::both::Numbers;
@@ -28,7 +29,36 @@ pub(super) const WHOLE: u32 = u32::MAX;
 /// Bytes compared at once.
 const PIECE: usize = 1 << 20;
 
-type Mended<T> = Result<T, NotMended>;
+/// Why a step was not taken.
+enum Stop {
+    Not(NotMended),
+    /// These places are to be noted before.
+    First(Vec<Place>),
+}
+
+impl From<NotMended> for Stop {
+    fn from(not: NotMended) -> Stop {
+        Stop::Not(not)
+    }
+}
+
+type Mended<T> = Result<T, Stop>;
+
+/// A directory of both trees, as far as it is not the same.
+#[derive(Debug)]
+pub(super) struct Listed {
+    number: u64,
+    attributes: Attributes,
+    /// In the other tree.
+    there: Key,
+    /// What is to be given a name, its number, and whether something else has the name.
+    give: Vec<(Vec<u8>, Found, u64, bool)>,
+    /// Names to be taken away.
+    gone: Vec<Vec<u8>>,
+}
+
+/// What was seen of a place before something had to be noted, if that is of use.
+pub(super) type Seen = Option<Listed>;
 
 /// Something that changed while it was looked at.
 fn moved(status: Status) -> bool {
@@ -39,20 +69,22 @@ fn moved(status: Status) -> bool {
 }
 
 fn source<T>(done: Outcome<T>) -> Mended<T> {
-    done.map_err(|status| match status {
+    let why = |status: Status| match status {
         status if moved(status) => NotMended::Again,
         status => NotMended::Source(format!("the other tree cannot be read ({status})")),
-    })
+    };
+    done.map_err(|status| why(status).into())
 }
 
 fn target<T>(done: Outcome<T>) -> Mended<T> {
-    done.map_err(|status| match status {
+    let why = |status: Status| match status {
         status if moved(status) => NotMended::Again,
         Status::NoSpace | Status::DQuot => {
             NotMended::Target("it has no room for what the other tree holds".to_owned())
         }
         status => NotMended::Target(format!("it cannot be written ({status})")),
-    })
+    };
+    done.map_err(|status| why(status).into())
 }
 
 /// The file of a number, if there is one.
@@ -109,7 +141,8 @@ pub(super) fn mend(
     to: &Open,
     numbers: &Numbers,
     noted: &BTreeSet<Place>,
-) -> Mended<Vec<Place>> {
+    seen: Seen,
+) -> Result<pair::Mended<Seen>, NotMended> {
     let mut pairing = Pairing {
         from,
         to,
@@ -117,12 +150,17 @@ pub(super) fn mend(
         noted,
         more: Vec::new(),
     };
-    match place {
-        Place::Names(number) => pairing.names(number)?,
-        Place::File(number) => pairing.file(number)?,
-        Place::Part(number, part) => pairing.part(number, part)?,
+    let mut seen = seen;
+    let done = match place {
+        Place::Names(number) => pairing.names(number, &mut seen),
+        Place::File(number) => pairing.file(number),
+        Place::Part(number, part) => pairing.part(number, part),
+    };
+    match done {
+        Ok(()) => Ok(pair::Mended::Done(pairing.more)),
+        Err(Stop::First(places)) => Ok(pair::Mended::First(places, seen)),
+        Err(Stop::Not(why)) => Err(why),
     }
-    Ok(pairing.more)
 }
 
 /// All places of a tree.
@@ -197,13 +235,47 @@ impl Pairing<'_> {
         }
     }
 
-    fn names(&mut self, number: u64) -> Mended<()> {
-        let Some(here) = source(there(self.from.find(number)))? else {
-            return Ok(());
+    fn names(&mut self, number: u64, seen: &mut Seen) -> Mended<()> {
+        let listed = match seen.take().filter(|listed| listed.number == number) {
+            Some(listed) => listed,
+            None => match self.list(number)? {
+                Some(listed) => listed,
+                None => return Ok(()),
+            },
         };
-        let dir = source(self.from.dir.attributes(&here))?;
-        if dir.kind != Kind::Directory {
-            return Ok(());
+        let mut first = Vec::new();
+        for (_, found, own, _) in &listed.give {
+            first.extend(self.unnoted(found, *own)?);
+        }
+        // All at once: each costs a flush.
+        if !first.is_empty() {
+            *seen = Some(listed);
+            return Err(Stop::First(first));
+        }
+        for (name, found, own, taken) in &listed.give {
+            if *taken {
+                self.put_aside(&listed.there, name)?;
+            }
+            self.bring(found, *own, &listed.there, name)?;
+        }
+        for name in &listed.gone {
+            self.put_aside(&listed.there, name)?;
+        }
+        target(
+            self.to
+                .dir
+                .dress(&listed.there, &attributes(&listed.attributes)),
+        )
+    }
+
+    /// Looks at a directory in both trees; nothing if it is none, or gone.
+    fn list(&mut self, number: u64) -> Mended<Option<Listed>> {
+        let Some(here) = source(there(self.from.find(number)))? else {
+            return Ok(None);
+        };
+        let attributes = source(self.from.dir.attributes(&here))?;
+        if attributes.kind != Kind::Directory {
+            return Ok(None);
         }
         let there = match target(there(self.to.find(number)))? {
             Some(key) => key,
@@ -211,7 +283,7 @@ impl Pairing<'_> {
         };
         let mut theirs: HashMap<Vec<u8>, Found> =
             target(self.to.entries(&there))?.into_iter().collect();
-        let (mut todo, mut first) = (Vec::new(), Vec::new());
+        let mut give = Vec::new();
         for (name, found) in source(self.from.entries(&here))? {
             if is_own(number, &name) {
                 continue;
@@ -223,23 +295,16 @@ impl Pairing<'_> {
             {
                 continue;
             }
-            first.extend(self.unnoted(&found, own)?);
-            todo.push((name, found, own, other.is_some()));
+            give.push((name, found, own, other.is_some()));
         }
-        // All at once: each costs a flush.
-        if !first.is_empty() {
-            return Err(NotMended::First(first));
-        }
-        for (name, found, own, taken) in todo {
-            if taken {
-                self.put_aside(&there, &name)?;
-            }
-            self.bring(&found, own, &there, &name)?;
-        }
-        for name in theirs.into_keys().filter(|name| !is_own(number, name)) {
-            self.put_aside(&there, &name)?;
-        }
-        target(self.to.dir.dress(&there, &attributes(&dir)))
+        let gone = theirs.into_keys().filter(|name| !is_own(number, name));
+        Ok(Some(Listed {
+            number,
+            attributes,
+            there,
+            give,
+            gone: gone.collect(),
+        }))
     }
 
     /// A directory that is not in the other tree yet, and those above it.
@@ -286,7 +351,7 @@ impl Pairing<'_> {
         }
         let content = content(found.attributes.kind, number);
         if !content.iter().all(|place| self.noted.contains(place)) {
-            return Err(NotMended::First(content));
+            return Err(Stop::First(content));
         }
         let set = SetAttributes {
             modified: SetTime::Keep,
@@ -406,7 +471,7 @@ fn same(from: &File, to: &File, start: u64, end: u64) -> Mended<bool> {
     let failed = |e: io::Error| {
         target::<()>(Err(e.into()))
             .err()
-            .unwrap_or(NotMended::Again)
+            .unwrap_or(NotMended::Again.into())
     };
     let mut changed = false;
     let mut here = vec![0; PIECE];

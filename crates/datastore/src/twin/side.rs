@@ -50,6 +50,9 @@ pub(super) struct Open {
     known: Mutex<Known>,
     looked: Mutex<Option<Instant>>,
     highest: AtomicU64,
+    /// How often a directory was listed.
+    #[cfg(test)]
+    pub listings: AtomicU64,
 }
 
 /// Names in a directory that are not clients'.
@@ -181,6 +184,8 @@ impl Open {
             known: Mutex::default(),
             looked: Mutex::default(),
             highest: AtomicU64::new(ROOT),
+            #[cfg(test)]
+            listings: AtomicU64::new(0),
         };
         let root = open.dir.root();
         if open.number(&root).map_err(|e| e.to_string())? != Some(ROOT) {
@@ -314,6 +319,8 @@ impl Open {
 
     /// What is in a directory, but for `.` and `..`.
     pub fn entries(&self, dir: &Key) -> Outcome<Vec<(Vec<u8>, Found)>> {
+        #[cfg(test)]
+        self.listings.fetch_add(1, Ordering::Relaxed);
         let fd = self.dir.open_names(dir)?;
         let mut space = vec![MaybeUninit::uninit(); LISTING];
         let mut entries = RawDir::new(&fd, &mut space);

@@ -11,7 +11,7 @@ use hearth_nfs::access::Who;
 use hearth_nfs::tree::Tree;
 use hearth_nfs::v3::{Create, How, SetAttributes};
 
-use hearth_trees::pair::{NotMended, Sides};
+use hearth_trees::pair::{Mended, Sides};
 
 use super::side::ROOT;
 use super::*;
@@ -332,32 +332,38 @@ fn nothing_is_brought_to_a_tree_before_its_content_is_noted() {
         vec![Place::Names(vm)],
         file(vmx),
     ];
-    let mend = |place, noted: &[Place]| {
+    let sides = twin.inner.trees.sides();
+    let mend = |place, noted: &[Place], seen| {
         let noted = noted.iter().copied().collect();
-        twin.inner.trees.sides().mend(place, 0, 1, &noted)
+        sides.mend(place, 0, 1, &noted, seen).unwrap()
+    };
+    let first = |mended| match mended {
+        Mended::First(places, seen) => (places, seen),
+        Mended::Done(more) => panic!("{more:?}"),
     };
     let sorted = |mut places: Vec<Place>| {
         places.sort();
         places
     };
     // A directory that is not there is brought with what is in it.
-    assert_eq!(
-        mend(Place::Names(vm), &[]),
-        Err(NotMended::First(above.clone()))
-    );
+    let (places, seen) = first(mend(Place::Names(vm), &[], None));
+    assert_eq!(places, above);
     assert!(!b.join("vm").exists());
-    assert_eq!(
-        mend(Place::Names(vm), &above),
-        Err(NotMended::First(text.clone()))
-    );
+    let (places, _) = first(mend(Place::Names(vm), &above, Some(seen)));
+    assert_eq!(places, text);
     assert!(!b.join("vm/vm.vmx").exists());
     fs::remove_dir_all(b.join("vm")).unwrap();
-    match mend(Place::Names(ROOT), &[]) {
-        Err(NotMended::First(places)) => assert_eq!(sorted(places), sorted(all.clone())),
-        other => panic!("{other:?}"),
-    }
+    // And its names are looked at once.
+    let listings = || sides.open(0).unwrap().listings.load(Ordering::SeqCst);
+    let before = listings();
+    let (places, seen) = first(mend(Place::Names(ROOT), &[], None));
+    assert_eq!(sorted(places), sorted(all.clone()));
     assert!(!b.join("disk.img").exists() && !b.join("vm").exists());
-    let more = mend(Place::Names(ROOT), &all).unwrap();
+    let more = match mend(Place::Names(ROOT), &all, Some(seen)) {
+        Mended::Done(more) => more,
+        Mended::First(places, _) => panic!("{places:?}"),
+    };
+    assert_eq!(listings(), before + 1);
     assert_eq!(sorted(more), sorted(all));
     assert!(b.join("disk.img").exists() && b.join("vm").exists());
 }

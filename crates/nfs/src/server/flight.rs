@@ -32,6 +32,10 @@ impl About {
     pub fn changes(&self) -> bool {
         self.procedure.is_some_and(Procedure::changes)
     }
+
+    pub fn reads(&self) -> bool {
+        self.procedure == Some(Procedure::Read)
+    }
 }
 
 enum Stage {
@@ -46,7 +50,7 @@ struct State {
     links: Vec<Arc<Link>>,
     /// What it holds of its client's share; given back with the answer.
     charge: Option<super::link::Charge>,
-    /// It was begun, not finished in time, and changes something.
+    /// It was begun and not finished in time.
     stuck: bool,
 }
 
@@ -143,7 +147,7 @@ impl Flight {
         }
         drop(state);
         if stuck {
-            self.pool.unstuck(&self.about.spot);
+            self.pool.unstuck(&self.about);
         }
         drop(charge);
         send(&links, answer);
@@ -166,10 +170,8 @@ impl Flight {
             }
             stage => {
                 state.stage = stage;
-                state.stuck = self.about.changes();
-                if state.stuck {
-                    self.pool.stuck(&self.about.spot);
-                }
+                state.stuck = true;
+                self.pool.stuck(&self.about);
                 true
             }
         };

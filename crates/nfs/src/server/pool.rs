@@ -3,17 +3,21 @@
 //! A file that hangs must not hold up others: at most half of the workers are ever busy with one
 //! file. And what hangs must not be overtaken by its own repetition: if a change of a file was not finished
 //! in time, its client was told to ask again; until that change has ended, no other change of
-//! the file begins, for it would be covered by the older one when that ends at last.
+//! the file begins, for it would be covered by the older one when that ends at last. Nor may what hangs become more and more: a read of a
+//! file that is cached elsewhere holds no worker while it waits, but memory, and its client asks again every few seconds.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::flight::Flight;
+use super::flight::{About, Flight};
 use crate::handle::Key;
 
 /// Most calls that wait for a worker. All clients together cannot have as many under way.
 const WAITING_MAX: usize = 1 << 14;
+
+/// Reads of one file that may hang; others of it are not begun then.
+pub const HUNG_READS_MAX: usize = 64;
 
 #[derive(Default)]
 struct Spot {
@@ -22,6 +26,28 @@ struct Spot {
     waiting: VecDeque<Arc<Flight>>,
     /// Changes that were not finished in time.
     stuck: usize,
+    /// Reads of which that is so.
+    hung: usize,
+}
+
+impl Spot {
+    fn holds_back(&self, about: &About) -> bool {
+        (about.changes() && self.stuck > 0) || (about.reads() && self.hung >= HUNG_READS_MAX)
+    }
+
+    fn hanging(&mut self, about: &About) -> Option<&mut usize> {
+        if about.changes() {
+            Some(&mut self.stuck)
+        } else if about.reads() {
+            Some(&mut self.hung)
+        } else {
+            None
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running == 0 && self.stuck == 0 && self.hung == 0
+    }
 }
 
 #[derive(Default)]
@@ -65,14 +91,14 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a call carried out. False if there is no room for it or it would overtake one that hangs.
+    /// Has a call carried out. False if there is no room for it, or if it must not begin.
     pub fn submit(&self, flight: Arc<Flight>) -> bool {
         let mut state = self.lock();
         if state.stop || state.waiting >= WAITING_MAX {
             return false;
         }
         let spot = state.spots.entry(flight.about.spot).or_default();
-        if spot.stuck > 0 && flight.about.changes() {
+        if spot.holds_back(&flight.about) {
             return false;
         }
         if spot.running < self.spot_max {
@@ -86,25 +112,32 @@ impl Pool {
         true
     }
 
-    /// True if a call must not begin: it would overtake one that hangs.
+    /// True if a call must not begin: it would overtake a change that hangs, or be one read too many that does.
     pub fn holds_back(&self, flight: &Flight) -> bool {
         let about = &flight.about;
-        let stuck = |spot: &Spot| spot.stuck > 0;
-        about.changes() && self.lock().spots.get(&about.spot).is_some_and(stuck)
+        let state = self.lock();
+        let spot = state.spots.get(&about.spot);
+        spot.is_some_and(|spot| spot.holds_back(about))
     }
 
-    /// A change of this file was not finished in time.
-    pub fn stuck(&self, spot: &Key) {
-        self.lock().spots.entry(*spot).or_default().stuck += 1;
+    /// A call was begun and not finished in time.
+    pub fn stuck(&self, about: &About) {
+        let mut state = self.lock();
+        let spot = state.spots.entry(about.spot).or_default();
+        if let Some(count) = spot.hanging(about) {
+            *count += 1;
+        }
     }
 
     /// It has ended.
-    pub fn unstuck(&self, spot: &Key) {
+    pub fn unstuck(&self, about: &About) {
         let mut state = self.lock();
-        if let Some(s) = state.spots.get_mut(spot) {
-            s.stuck = s.stuck.saturating_sub(1);
-            if s.stuck == 0 && s.running == 0 {
-                state.spots.remove(spot);
+        if let Some(spot) = state.spots.get_mut(&about.spot) {
+            if let Some(count) = spot.hanging(about) {
+                *count = count.saturating_sub(1);
+            }
+            if spot.is_idle() {
+                state.spots.remove(&about.spot);
             }
         }
     }
@@ -129,11 +162,11 @@ impl Pool {
                 continue;
             };
             state.waiting -= 1;
-            let spot = flight.about.spot;
-            let overtakes =
-                flight.about.changes() && state.spots.get(&spot).is_some_and(|s| s.stuck > 0);
+            let about = &flight.about;
+            let spot = about.spot;
+            let held = state.spots.get(&spot).is_some_and(|s| s.holds_back(about));
             drop(state);
-            if overtakes {
+            if held {
                 flight.expire();
             } else if let Some(job) = flight.begin() {
                 job(&flight, None);
@@ -154,7 +187,7 @@ impl Pool {
             self.bell.notify_one();
         } else {
             spot.running -= 1;
-            if spot.running == 0 && spot.stuck == 0 {
+            if spot.is_idle() {
                 state.spots.remove(key);
             }
         }

@@ -159,6 +159,17 @@ fn handle<'a>(r: &mut Reader<'a>) -> Result<Handle<'a>> {
 }
 
 impl<'a> Args<'a> {
+    /// To write what is durable when it is answered.
+    pub fn durable(file: &'a [u8], offset: u64, data: &'a [u8]) -> Args<'a> {
+        Args::Write {
+            file,
+            offset,
+            count: data.len() as u32,
+            stable: Stability::File,
+            data,
+        }
+    }
+
     /// Takes a call's arguments off its message.
     pub fn read(procedure: Procedure, r: &mut Reader<'a>) -> Result<Args<'a>> {
         Ok(match procedure {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Status};
 
 use crate::common::{Client, Results, get, set_size};
 
@@ -41,16 +41,6 @@ fn create(client: &mut Client, dir: &[u8], name: &str) -> Result<Vec<u8>> {
         .reader()
         .optional(|r| r.opaque(64).map(<[u8]>::to_vec))?;
     handle.context("a handle")
-}
-
-fn durable<'a>(file: &'a [u8], offset: u64, data: &'a [u8]) -> Args<'a> {
-    Args::Write {
-        file,
-        offset,
-        count: data.len() as u32,
-        stable: Stability::File,
-        data,
-    }
 }
 
 /// What is in every write: where it was meant to be, and which one of those there it is.
@@ -94,7 +84,7 @@ pub fn work_long(
         .collect();
     let name = format!(".lck-{name}");
     let lock = create(&mut client, root, &name)?;
-    client.call(&durable(&lock, 0, b"host-1"))?.ok()?;
+    client.call(&Args::durable(&lock, 0, b"host-1"))?.ok()?;
     // Another host does not get it.
     let mut other = Client::connect(address)?;
     let set = SetAttributes::default();
@@ -174,7 +164,7 @@ fn load(
             let len = [4096, 8192, 16384, 65536][(dice >> 32) as usize % 4];
             let number = sent as u64;
             let data = pattern(block * 65536, len, number);
-            let xid = client.send(&durable(disk, block * 65536, &data))?;
+            let xid = client.send(&Args::durable(disk, block * 65536, &data))?;
             flying.insert(xid, (block, number));
             sent += 1;
         }
@@ -188,7 +178,11 @@ fn load(
         busy.remove(&block);
         newest.insert(block, number);
         if answered % RENEW == 0 {
-            renewing.insert(client.send(&durable(lock, 0, &(answered as u64).to_le_bytes()))?);
+            renewing.insert(client.send(&Args::durable(
+                lock,
+                0,
+                &(answered as u64).to_le_bytes(),
+            ))?);
         }
     }
     for xid in renewing {

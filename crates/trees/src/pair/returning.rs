@@ -176,7 +176,7 @@ impl<B: Book, S: Sides> Pair<B, S> {
                     after = None;
                 }
                 Err(NotMended::Target(why) | NotMended::Source(why)) => return Err(why),
-                Err(NotMended::Again | NotMended::First(_)) => {
+                Err(NotMended::Again) => {
                     turns += 1;
                     if turns > TURNS_MAX {
                         return Err("it cannot be made as the other one".to_owned());

@@ -4,27 +4,25 @@
 //!
 //! Each [`Fault`] must be found.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Book, Fail, Fault, Found, News, NotMended, Pair, Place, Sides, Stamp};
+use super::{Fail, Fault, Mended, News, NotMended, Pair, Place, Sides};
+use crate::sim::world::{self, Content};
 use crate::sim_dice::Dice;
 
 type Slot = (Place, u8);
 type Values = BTreeMap<Slot, u32>;
 
+/// What is in a tree.
 #[derive(Clone, Default)]
-struct Tree {
+struct Slots {
     now: Values,
     durable: Values,
     pending: Vec<(Slot, Option<u32>)>,
-    mark: u64,
-    broken: bool,
-    absent: bool,
-    /// Itself at earlier times.
-    past: Vec<(u64, Values)>,
 }
 
 fn put(values: &mut Values, (slot, value): (Slot, Option<u32>)) {
@@ -34,7 +32,7 @@ fn put(values: &mut Values, (slot, value): (Slot, Option<u32>)) {
     };
 }
 
-impl Tree {
+impl Slots {
     fn set(&mut self, slot: Slot, value: Option<u32>) {
         put(&mut self.now, (slot, value));
         self.pending.push((slot, value));
@@ -46,7 +44,23 @@ impl Tree {
         }
     }
 
-    /// Of what was not durable any part is kept, of each slot in order.
+    fn of(&self, place: Place) -> Values {
+        let own = self.now.iter().filter(|(slot, _)| slot.0 == place);
+        own.map(|(slot, value)| (*slot, *value)).collect()
+    }
+}
+
+impl Content for Slots {
+    const SETTLES: u64 = 10;
+    const PAST_MAX: usize = usize::MAX;
+
+    fn settle(&mut self) {
+        if let Some((slot, _)) = self.pending.first().copied() {
+            self.sync(|place| *place == slot.0);
+        }
+    }
+
+    /// Of each slot changes are kept in order.
     fn crash(&mut self, dice: &mut Dice) {
         let mut lost = BTreeSet::new();
         for change in std::mem::take(&mut self.pending) {
@@ -58,110 +72,40 @@ impl Tree {
         }
         self.now = self.durable.clone();
     }
-}
 
-#[derive(Default)]
-struct Paper {
-    stamp: Option<Stamp>,
-    noted: BTreeSet<Place>,
-    all: bool,
+    fn left(&self) -> Slots {
+        Slots {
+            now: self.durable.clone(),
+            durable: self.durable.clone(),
+            pending: Vec::new(),
+        }
+    }
 }
 
 struct World {
-    trees: RefCell<[Tree; 2]>,
-    paper: RefCell<Paper>,
-    dice: RefCell<Dice>,
-    steps_left: Cell<u32>,
-    crashed: Cell<bool>,
+    both: Rc<world::World<Slots>>,
     mended: RefCell<BTreeSet<Place>>,
 }
 
-fn gone() -> String {
-    "gone".to_owned()
-}
+impl Deref for World {
+    type Target = world::World<Slots>;
 
-impl World {
-    /// True if the step is taken; and whether anybody hears of it.
-    fn step(&self, side: Option<usize>) -> (bool, bool) {
-        if self.crashed.get() {
-            return (false, false);
-        }
-        let mut dice = self.dice.borrow_mut();
-        let left = self.steps_left.get();
-        if left == 0 {
-            self.crashed.set(true);
-            return (dice.chance(50), false);
-        }
-        self.steps_left.set(left - 1);
-        let Some(side) = side else {
-            return (true, true);
-        };
-        let mut trees = self.trees.borrow_mut();
-        // Some of what is not durable becomes so of its own accord.
-        for tree in trees.iter_mut() {
-            if dice.chance(10)
-                && let Some((slot, _)) = tree.pending.first().copied()
-            {
-                tree.sync(|place| *place == slot.0);
-            }
-        }
-        let tree = &trees[side];
-        if tree.broken || tree.absent {
-            return (!tree.absent && dice.chance(50), false);
-        }
-        (true, true)
-    }
-
-    fn take<T>(
-        &self,
-        side: Option<usize>,
-        work: impl FnOnce(&mut [Tree; 2], &mut Paper) -> T,
-    ) -> Result<T, String> {
-        let (done, heard) = self.step(side);
-        if !done {
-            return Err(gone());
-        }
-        let done = work(&mut self.trees.borrow_mut(), &mut self.paper.borrow_mut());
-        heard.then_some(done).ok_or_else(gone)
+    fn deref(&self) -> &world::World<Slots> {
+        &self.both
     }
 }
 
 struct Hand(Rc<World>);
 
-impl Book for Hand {
-    fn note(&self, places: &[Place]) -> Result<(), String> {
-        self.0.take(None, |_, paper| paper.noted.extend(places))
-    }
-
-    fn forget(&self, places: &[Place]) {
-        let _ = self.0.take(None, |_, paper| {
-            for place in places {
-                paper.noted.remove(place);
-            }
-        });
-    }
-
-    fn all(&self, differ: bool) -> Result<(), String> {
-        self.0.take(None, |_, paper| {
-            paper.all = differ;
-            paper.noted.clear();
-        })
-    }
-
-    fn store(&self, stamp: &Stamp) -> Result<(), String> {
-        self.0.take(None, |_, paper| paper.stamp = Some(*stamp))
-    }
-}
-
 impl Sides for Hand {
+    type Seen = ();
+
     fn mark(&self, side: usize, generation: u64) -> Result<(), String> {
-        self.0
-            .take(Some(side), |trees, _| trees[side].mark = generation)
+        self.0.mark(side, generation)
     }
 
     fn sync(&self, side: usize) -> Result<(), String> {
-        self.0
-            .take(Some(side), |trees, _| trees[side].sync(|_| true))
+        self.0.on(side, |slots| slots.sync(|_| true))
     }
 
     fn mend(
@@ -170,43 +114,37 @@ impl Sides for Hand {
         from: usize,
         to: usize,
         _noted: &BTreeSet<Place>,
-    ) -> Result<Vec<Place>, NotMended> {
-        if self.0.dice.borrow_mut().chance(5) {
+        _seen: Option<()>,
+    ) -> Result<Mended<()>, NotMended> {
+        if self.0.chance(5) {
             return Err(NotMended::Again);
         }
-        let read = |trees: &mut [Tree; 2], side: usize| -> Values {
-            let tree = &trees[side];
-            let own = tree.now.iter().filter(|(slot, _)| slot.0 == place);
-            own.map(|(slot, value)| (*slot, *value)).collect()
-        };
         self.0.mended.borrow_mut().insert(place);
-        let source = self.0.take(Some(from), |trees, _| read(trees, from));
+        let source = self.0.on(from, |slots| slots.of(place));
         let source = source.map_err(NotMended::Source)?;
-        let target = self.0.take(Some(to), |trees, _| read(trees, to));
+        let target = self.0.on(to, |slots| slots.of(place));
         let target = target.map_err(NotMended::Target)?;
         let slots: BTreeSet<Slot> = source.keys().chain(target.keys()).copied().collect();
         for slot in slots {
             let value = source.get(&slot).copied();
             if value != target.get(&slot).copied() {
-                let set = self.0.take(Some(to), |trees, _| trees[to].set(slot, value));
+                let set = self.0.on(to, |slots| slots.set(slot, value));
                 set.map_err(NotMended::Target)?;
             }
         }
-        Ok(Vec::new())
+        Ok(Mended::Done(Vec::new()))
     }
 
     fn everything(&self, of: usize) -> Result<Vec<Place>, String> {
-        self.0.take(Some(of), |_, _| PLACES.to_vec())
+        self.0.on(of, |_| PLACES.to_vec())
     }
 
     fn clear(&self, side: usize) -> Result<(), String> {
-        self.0.take(Some(side), |_, _| ())
+        self.0.on(side, |_| ())
     }
 
     fn probe(&self, side: usize) -> Result<Option<u64>, String> {
-        self.0.take(Some(side), |trees, _| {
-            Some(trees[side].mark).filter(|m| *m > 0)
-        })
+        self.0.probe(side)
     }
 
     fn drop_side(&self, _side: usize) {}
@@ -279,7 +217,7 @@ impl Judge {
     }
 }
 
-type Trees = Pair<Hand, Hand>;
+type Trees = Pair<Rc<world::World<Slots>>, Hand>;
 
 struct Run {
     world: Rc<World>,
@@ -290,24 +228,16 @@ struct Run {
 
 impl Run {
     fn roll(&self, sides: u64) -> u64 {
-        self.world.dice.borrow_mut().roll(sides)
+        self.world.roll(sides)
     }
 
     fn chance(&self, percent: u64) -> bool {
-        self.world.dice.borrow_mut().chance(percent)
+        self.world.chance(percent)
     }
 
     fn open(&self) -> Option<Trees> {
-        let found = {
-            let paper = self.world.paper.borrow();
-            Found {
-                stamp: paper.stamp,
-                noted: paper.noted.iter().copied().collect(),
-                all: paper.all,
-            }
-        };
-        let (book, sides) = (Hand(self.world.clone()), Hand(self.world.clone()));
-        Pair::open_with(book, sides, found, self.fault).ok()
+        let (book, sides) = (self.world.both.clone(), Hand(self.world.clone()));
+        Pair::open_with(book, sides, self.world.found(), self.fault).ok()
     }
 
     fn change(&mut self, pair: &Trees) {
@@ -336,7 +266,7 @@ impl Run {
                     return Err(Fail::Client("no".to_owned()));
                 }
                 for (slot, value) in &sets {
-                    let set = world.take(Some(side), |trees, _| trees[side].set(*slot, *value));
+                    let set = world.on(side, |slots| slots.set(*slot, *value));
                     set.map_err(tree)?;
                     if partly && of.is_none() && side == before {
                         return Err(Fail::Partly("no room".to_owned()));
@@ -344,8 +274,7 @@ impl Run {
                 }
                 if durable {
                     for place in &places {
-                        let synced =
-                            world.take(Some(side), |trees, _| trees[side].sync(|p| p == place));
+                        let synced = world.on(side, |slots| slots.sync(|p| p == place));
                         synced.map_err(tree)?;
                     }
                 }
@@ -366,55 +295,19 @@ impl Run {
         }
         let side = pair.first();
         let values = {
-            let trees = self.world.trees.borrow();
-            if trees[side].broken || trees[side].absent {
+            let sides = self.world.sides.borrow();
+            if sides[side].broken || sides[side].absent {
                 return Ok(());
             }
-            trees[side].now.clone()
+            sides[side].content.now.clone()
         };
         self.judge.check(&values, after_crash)
     }
 
     /// The power goes.
     fn crash(&mut self) {
-        let world = self.world.clone();
-        let mut dice = world.dice.borrow_mut();
-        let mut trees = world.trees.borrow_mut();
-        let mut paper = world.paper.borrow_mut();
-        for tree in trees.iter_mut() {
-            tree.crash(&mut dice);
-            tree.broken = false;
-            tree.absent = false;
-        }
+        self.world.crash();
         self.judge.crash();
-        let Some(stamp) = paper.stamp else { return };
-        let side = dice.roll(2) as usize;
-        match dice.roll(6) {
-            // It is gone with the power, and is there again later.
-            0 => trees[side].absent = true,
-            // It comes back as it was before this start, if the other one has everything.
-            1 if stamp.current[1 - side] && trees[1 - side].mark >= stamp.generation => {
-                let left = match stamp.current[side] {
-                    true => stamp.generation,
-                    false => stamp.left[side],
-                };
-                let tree = &mut trees[side];
-                // A copy of the very generation cannot be told from the tree.
-                let old: Vec<_> = tree
-                    .past
-                    .iter()
-                    .filter(|(mark, _)| *mark < left)
-                    .cloned()
-                    .collect();
-                if let Some((mark, values)) = old.get(dice.roll(old.len().max(1) as u64) as usize) {
-                    tree.mark = *mark;
-                    tree.durable.clone_from(values);
-                    tree.now.clone_from(values);
-                }
-            }
-            2 if dice.chance(30) => *paper = Paper::default(),
-            _ => {}
-        }
     }
 
     fn go(&mut self) -> Result<(), String> {
@@ -423,7 +316,6 @@ impl Run {
             if self.world.crashed.get() || pair.is_none() {
                 if self.world.crashed.get() {
                     self.crash();
-                    self.world.crashed.set(false);
                 }
                 pair = None;
                 let steps = if self.chance(50) {
@@ -439,8 +331,8 @@ impl Run {
                     }
                     // What has everything comes back.
                     None => {
-                        let mut trees = self.world.trees.borrow_mut();
-                        trees.iter_mut().for_each(|tree| tree.absent = false);
+                        let mut sides = self.world.sides.borrow_mut();
+                        sides.iter_mut().for_each(|side| side.absent = false);
                     }
                 }
                 continue;
@@ -454,25 +346,10 @@ impl Run {
                 3 => pair.look(),
                 4 => {
                     let side = self.roll(2) as usize;
-                    let mut trees = self.world.trees.borrow_mut();
-                    if !trees[1 - side].broken && !trees[1 - side].absent {
-                        trees[side].broken = true;
-                    }
+                    self.world.fail(side, |side| side.broken = true);
                 }
-                5 | 6 => {
-                    let mut trees = self.world.trees.borrow_mut();
-                    for tree in trees.iter_mut() {
-                        tree.broken = false;
-                        tree.absent = false;
-                    }
-                }
-                7 => {
-                    let mut trees = self.world.trees.borrow_mut();
-                    for tree in trees.iter_mut() {
-                        let now = (tree.mark, tree.durable.clone());
-                        tree.past.push(now);
-                    }
-                }
+                5 | 6 => self.world.repair(),
+                7 => self.world.remember(),
                 8 if self.chance(20) => self.world.steps_left.set(0),
                 _ => {
                     self.change(pair);
@@ -485,41 +362,34 @@ impl Run {
 
     /// Everything is well again: both trees are the same, and each alone is what was answered.
     fn end(&mut self, pair: Option<Trees>) -> Result<(), String> {
-        let well = |world: &World| {
-            world.steps_left.set(u32::MAX);
-            for tree in world.trees.borrow_mut().iter_mut() {
-                tree.broken = false;
-                tree.absent = false;
-            }
-        };
         let pair = match pair.filter(|_| !self.world.crashed.get()) {
             Some(pair) => pair,
             None => {
                 if self.world.crashed.get() {
                     self.crash();
-                    self.world.crashed.set(false);
                 }
-                well(&self.world);
+                self.world.calm();
                 let pair = self.open().ok_or("it does not open")?;
                 self.read(&pair, true)?;
                 pair
             }
         };
-        well(&self.world);
+        self.world.calm();
         self.read(&pair, false)?;
         if !(0..20).any(|_| pair.restore(|| false)) {
             return Err(format!("not restored: {:?}", pair.report()));
         }
         pair.tidy_after(Duration::ZERO);
-        let mut trees = self.world.trees.borrow_mut();
+        let mut sides = self.world.sides.borrow_mut();
         let mut dice = self.world.dice.borrow_mut();
-        for tree in trees.iter_mut() {
-            tree.crash(&mut dice);
+        let [first, second] = sides.each_mut().map(|side| {
+            side.content.crash(&mut dice);
+            &side.content.now
+        });
+        if first != second {
+            return Err(format!("{first:?} and {second:?}"));
         }
-        if trees[0].now != trees[1].now {
-            return Err(format!("{:?} and {:?}", trees[0].now, trees[1].now));
-        }
-        self.judge.check(&trees[1].now, false)
+        self.judge.check(second, false)
     }
 }
 
@@ -528,21 +398,9 @@ const SEEDS: u64 = 20_000;
 
 fn start(seed: u64, fault: Option<Fault>) -> Run {
     let world = World {
-        trees: RefCell::default(),
-        paper: RefCell::default(),
-        dice: RefCell::new(Dice::new(seed)),
-        steps_left: Cell::new(u32::MAX),
-        crashed: Cell::new(false),
+        both: world::World::new(Default::default(), Dice::new(seed)),
         mended: RefCell::default(),
     };
-    {
-        // As when a datastore is added.
-        let mut trees = world.trees.borrow_mut();
-        trees.iter_mut().for_each(|tree| tree.mark = 1);
-        let mut paper = world.paper.borrow_mut();
-        paper.stamp = Some(Stamp::first());
-        paper.all = true;
-    }
     Run {
         world: Rc::new(world),
         judge: Judge(BTreeMap::new()),

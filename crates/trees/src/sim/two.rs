@@ -8,22 +8,26 @@
 
 mod mending;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::judge::{After, Judge};
 use super::model::{CELL, Dice, Ino, Model, Node};
+use super::world::{self, Content};
 use super::{CELLS_PER_PLACE, DIRS, NAMES, PLACES, env};
 use crate::names::{self, Names};
-use crate::pair::{Book, Fail, Fault, Found, News, NotMended, Pair, Place, Sides, Stamp};
+use crate::pair::{Fail, Fault, Mended, News, NotMended, Pair, Place, Sides};
 
 /// Where in a tree lies what is in the way while places are made the same, and under which names.
 const ASIDE: usize = DIRS;
 pub const PUT_ASIDE: &[&[u8]] = &[
     b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b"10", b"11", b"12", b"13", b"14",
-    b"15",
+    b"15", b"16", b"17", b"18", b"19", b"20", b"21", b"22", b"23", b"24", b"25", b"26", b"27",
+    b"28", b"29", b"30", b"31", b"32", b"33", b"34", b"35", b"36", b"37", b"38", b"39", b"40",
+    b"41", b"42", b"43", b"44", b"45", b"46", b"47",
 ];
 /// All parts of a file.
 const WHOLE: u32 = u32::MAX;
@@ -65,40 +69,43 @@ const FAULTS: &[Fault] = &[
     Fault::NotMended,
 ];
 
-struct Side {
-    model: Model,
-    mark: u64,
-    broken: bool,
-    absent: bool,
-    /// Itself at earlier times, as a crash would have left it.
-    past: Vec<(u64, Model)>,
-}
+impl Content for Model {
+    const SETTLES: u64 = 15;
+    const PAST_MAX: usize = 4;
 
-#[derive(Default)]
-struct Paper {
-    stamp: Option<Stamp>,
-    noted: BTreeSet<Place>,
-    all: bool,
+    fn settle(&mut self) {
+        self.settle_some();
+    }
+
+    fn crash(&mut self, _dice: &mut Dice) {
+        Model::crash(self);
+    }
+
+    fn left(&self) -> Model {
+        let mut model = self.clone();
+        Model::crash(&mut model);
+        model
+    }
 }
 
 struct World {
-    sides: RefCell<[Side; 2]>,
-    paper: RefCell<Paper>,
-    dice: RefCell<Dice>,
-    steps_left: Cell<u32>,
-    crashed: Cell<bool>,
+    both: Rc<world::World<Model>>,
     mistake: Option<Mistake>,
     /// Trees that went out, and that became current again.
     lost: Cell<u64>,
     back: Cell<u64>,
 }
 
+impl Deref for World {
+    type Target = world::World<Model>;
+
+    fn deref(&self) -> &world::World<Model> {
+        &self.both
+    }
+}
+
 /// Why an operation was refused: the client's own error.
 type Refused = &'static str;
-
-fn gone() -> String {
-    "gone".to_owned()
-}
 
 fn tree(why: String) -> Fail<Refused> {
     Fail::Tree(why, "both failed")
@@ -108,89 +115,19 @@ impl World {
     fn is(&self, mistake: Mistake) -> bool {
         self.mistake == Some(mistake)
     }
-
-    /// True if the step is taken; and whether anybody hears of it.
-    fn step(&self, side: Option<usize>) -> (bool, bool) {
-        if self.crashed.get() {
-            return (false, false);
-        }
-        let mut dice = self.dice.borrow_mut();
-        let left = self.steps_left.get();
-        if left == 0 {
-            self.crashed.set(true);
-            return (dice.chance(50), false);
-        }
-        self.steps_left.set(left - 1);
-        let Some(side) = side else {
-            return (true, true);
-        };
-        let mut sides = self.sides.borrow_mut();
-        for each in sides.iter_mut() {
-            if dice.chance(15) {
-                each.model.settle_some();
-            }
-        }
-        let side = &sides[side];
-        if side.broken || side.absent {
-            return (!side.absent && dice.chance(50), false);
-        }
-        (true, true)
-    }
-
-    fn take<T>(
-        &self,
-        side: Option<usize>,
-        work: impl FnOnce(&mut [Side; 2], &mut Paper) -> T,
-    ) -> Result<T, String> {
-        let (done, heard) = self.step(side);
-        if !done {
-            return Err(gone());
-        }
-        let done = work(&mut self.sides.borrow_mut(), &mut self.paper.borrow_mut());
-        heard.then_some(done).ok_or_else(gone)
-    }
-
-    /// A step in one tree.
-    fn on<T>(&self, side: usize, work: impl FnOnce(&mut Model) -> T) -> Result<T, String> {
-        self.take(Some(side), |sides, _| work(&mut sides[side].model))
-    }
 }
 
 struct Hand(Rc<World>);
-
-impl Book for Hand {
-    fn note(&self, places: &[Place]) -> Result<(), String> {
-        self.0.take(None, |_, paper| paper.noted.extend(places))
-    }
-
-    fn forget(&self, places: &[Place]) {
-        let _ = self.0.take(None, |_, paper| {
-            for place in places {
-                paper.noted.remove(place);
-            }
-        });
-    }
-
-    fn all(&self, differ: bool) -> Result<(), String> {
-        self.0.take(None, |_, paper| {
-            paper.all = differ;
-            paper.noted.clear();
-        })
-    }
-
-    fn store(&self, stamp: &Stamp) -> Result<(), String> {
-        self.0.take(None, |_, paper| paper.stamp = Some(*stamp))
-    }
-}
 
 fn names_place(dir: usize) -> Place {
     Place::Names(dir as u64)
 }
 
 impl Sides for Hand {
+    type Seen = mending::Seen;
+
     fn mark(&self, side: usize, generation: u64) -> Result<(), String> {
-        self.0
-            .take(Some(side), |sides, _| sides[side].mark = generation)
+        self.0.mark(side, generation)
     }
 
     fn sync(&self, side: usize) -> Result<(), String> {
@@ -203,8 +140,9 @@ impl Sides for Hand {
         from: usize,
         to: usize,
         noted: &BTreeSet<Place>,
-    ) -> Result<Vec<Place>, NotMended> {
-        mending::mend(&self.0, place, (from, to), noted)
+        seen: Option<mending::Seen>,
+    ) -> Result<Mended<mending::Seen>, NotMended> {
+        mending::mend(&self.0, place, (from, to), noted, seen)
     }
 
     fn everything(&self, of: usize) -> Result<Vec<Place>, String> {
@@ -229,9 +167,7 @@ impl Sides for Hand {
     }
 
     fn probe(&self, side: usize) -> Result<Option<u64>, String> {
-        self.0.take(Some(side), |sides, _| {
-            Some(sides[side].mark).filter(|mark| *mark > 0)
-        })
+        self.0.probe(side)
     }
 
     fn drop_side(&self, _side: usize) {}
@@ -310,7 +246,7 @@ impl Steps<'_> {
     }
 }
 
-type Trees = Pair<Hand, Hand>;
+type Trees = Pair<Rc<world::World<Model>>, Hand>;
 
 struct Run {
     world: Rc<World>,
@@ -327,25 +263,9 @@ type Done = Result<(), String>;
 impl Run {
     fn new(seed: u64, fault: Option<Fault>, mistake: Option<Mistake>) -> Run {
         let mut dice = Dice::new(seed);
-        let sides = [0, 1].map(|_| Side {
-            model: Model::new(DIRS, dice.roll(1 << 40)).with_hidden(),
-            // As when a datastore is added.
-            mark: 1,
-            broken: false,
-            absent: false,
-            past: Vec::new(),
-        });
-        let paper = Paper {
-            stamp: Some(Stamp::first()),
-            noted: BTreeSet::new(),
-            all: true,
-        };
+        let contents = [0, 1].map(|_| Model::new(DIRS, dice.roll(1 << 40)).with_hidden());
         let world = World {
-            sides: RefCell::new(sides),
-            paper: RefCell::new(paper),
-            dice: RefCell::new(dice),
-            steps_left: Cell::new(u32::MAX),
-            crashed: Cell::new(false),
+            both: world::World::new(contents, dice),
             mistake,
             lost: Cell::new(0),
             back: Cell::new(0),
@@ -361,24 +281,16 @@ impl Run {
     }
 
     fn roll(&self, sides: u64) -> u64 {
-        self.world.dice.borrow_mut().roll(sides)
+        self.world.roll(sides)
     }
 
     fn chance(&self, percent: u64) -> bool {
-        self.world.dice.borrow_mut().chance(percent)
+        self.world.chance(percent)
     }
 
     fn open(&self) -> Option<Trees> {
-        let found = {
-            let paper = self.world.paper.borrow();
-            Found {
-                stamp: paper.stamp,
-                noted: paper.noted.iter().copied().collect(),
-                all: paper.all,
-            }
-        };
-        let (book, sides) = (Hand(self.world.clone()), Hand(self.world.clone()));
-        Pair::open_with(book, sides, found, self.fault).ok()
+        let (book, sides) = (self.world.both.clone(), Hand(self.world.clone()));
+        Pair::open_with(book, sides, self.world.found(), self.fault).ok()
     }
 
     fn name(&self) -> (usize, &'static [u8]) {
@@ -388,7 +300,7 @@ impl Run {
 
     fn find(&self, pair: &Trees, (dir, name): (usize, &[u8])) -> Option<Ino> {
         self.world.sides.borrow()[pair.first()]
-            .model
+            .content
             .find(dir, name)
     }
 
@@ -398,7 +310,9 @@ impl Run {
         let Some(ino) = self.find(pair, at) else {
             return Ok(None);
         };
-        let known = self.world.sides.borrow()[pair.first()].model.numbered(ino);
+        let known = self.world.sides.borrow()[pair.first()]
+            .content
+            .numbered(ino);
         if known {
             return Ok(Some(ino));
         }
@@ -411,7 +325,10 @@ impl Run {
     }
 
     fn len(&self, pair: &Trees, ino: Ino) -> u64 {
-        self.world.sides.borrow()[pair.first()].model.file(ino).len
+        self.world.sides.borrow()[pair.first()]
+            .content
+            .file(ino)
+            .len
     }
 
     fn place(&self) -> u64 {
@@ -632,76 +549,27 @@ impl Run {
         if (side.broken || side.absent) && !crashed {
             return Ok(());
         }
-        judge(&mut self.judge, &side.model, crashed)
+        judge(&mut self.judge, &side.content, crashed)
     }
 
     /// The power goes.
     fn crash(&mut self) {
         self.crashes += 1;
-        let world = self.world.clone();
-        let mut dice = world.dice.borrow_mut();
-        let mut sides = world.sides.borrow_mut();
-        let mut paper = world.paper.borrow_mut();
-        for side in sides.iter_mut() {
-            side.model.crash();
-            side.broken = false;
-            side.absent = false;
-        }
-        world.crashed.set(false);
-        let Some(stamp) = paper.stamp else { return };
-        let at = dice.roll(2) as usize;
-        match dice.roll(6) {
-            // It is gone with the power, and is there again later.
-            0 => sides[at].absent = true,
-            // It comes back as it was before this start, if the other one has everything.
-            1 if stamp.current[1 - at] && sides[1 - at].mark >= stamp.generation => {
-                let left = match stamp.current[at] {
-                    true => stamp.generation,
-                    false => stamp.left[at],
-                };
-                let side = &mut sides[at];
-                // A copy of the very generation cannot be told from the tree.
-                let old: Vec<_> = side.past.iter().filter(|(mark, _)| *mark < left).collect();
-                if let Some((mark, model)) = old.get(dice.roll(old.len().max(1) as u64) as usize) {
-                    let (mark, model) = (*mark, model.clone());
-                    side.mark = mark;
-                    side.model = model;
-                }
-            }
-            2 if dice.chance(30) => *paper = Paper::default(),
-            _ => {}
-        }
+        self.world.crash();
     }
 
     fn trouble(&mut self, pair: &Trees) {
-        let mut sides = self.world.sides.borrow_mut();
         match self.roll(8) {
             0..=2 => {
                 let side = self.roll(2) as usize;
-                if !sides[1 - side].broken && !sides[1 - side].absent {
-                    match self.chance(50) {
-                        true => sides[side].broken = true,
-                        false => sides[side].absent = true,
-                    }
-                }
+                self.world.fail(side, |side| match self.chance(50) {
+                    true => side.broken = true,
+                    false => side.absent = true,
+                });
             }
-            3..=5 => {
-                for side in sides.iter_mut() {
-                    side.broken = false;
-                    side.absent = false;
-                }
-            }
-            6 => {
-                for side in sides.iter_mut().filter(|side| side.past.len() < 4) {
-                    let mut model = side.model.clone();
-                    model.crash();
-                    side.past.push((side.mark, model));
-                }
-            }
-            _ => {
-                drop(sides);
-                pair.look();
-            }
+            3..=5 => self.world.repair(),
+            6 => self.world.remember(),
+            _ => pair.look(),
         }
     }
 
@@ -757,26 +625,19 @@ impl Run {
 
     /// Everything is well again: both trees are the same, and each alone is what was answered.
     fn end(&mut self, pair: Option<Trees>) -> Done {
-        let well = |world: &World| {
-            world.steps_left.set(u32::MAX);
-            for side in world.sides.borrow_mut().iter_mut() {
-                side.broken = false;
-                side.absent = false;
-            }
-        };
         let pair = match pair.filter(|_| !self.world.crashed.get()) {
             Some(pair) => pair,
             None => {
                 if self.world.crashed.get() {
                     self.crash();
                 }
-                well(&self.world);
+                self.world.calm();
                 let pair = self.open().ok_or("it does not open")?;
                 self.look(&pair, true)?;
                 pair
             }
         };
-        well(&self.world);
+        self.world.calm();
         self.look(&pair, false)?;
         if !(0..20).any(|_| pair.restore(|| false)) {
             return Err(format!("not restored: {:?}", pair.report()));
@@ -784,10 +645,11 @@ impl Run {
         pair.tidy_after(Duration::ZERO);
         let mut sides = self.world.sides.borrow_mut();
         for side in sides.iter_mut() {
-            side.model.crash();
+            Model::crash(&mut side.content);
         }
         for (n, side) in sides.iter().enumerate() {
-            judge(&mut self.judge, &side.model, false).map_err(|why| format!("tree {n}: {why}"))?;
+            judge(&mut self.judge, &side.content, false)
+                .map_err(|why| format!("tree {n}: {why}"))?;
         }
         Ok(())
     }
@@ -855,15 +717,15 @@ fn given_anew(seed: u64, fault: Option<Fault>, steps: u32) -> Done {
     pair.tidy_after(Duration::ZERO);
     drop(pair);
     for side in world.sides.borrow_mut().iter_mut() {
-        side.model.make(0, NAMES[0], FIRST);
-        side.model.dress(FIRST);
-        side.model.put_in_file(FIRST, 0, 4 * CELL, 7);
-        side.model.sync_all();
+        side.content.make(0, NAMES[0], FIRST);
+        side.content.dress(FIRST);
+        side.content.put_in_file(FIRST, 0, 4 * CELL, 7);
+        side.content.sync_all();
     }
     {
         let first = &mut world.sides.borrow_mut()[0];
-        first.model.unlink(0, NAMES[0]);
-        first.model.sync_all();
+        first.content.unlink(0, NAMES[0]);
+        first.content.sync_all();
         first.absent = true;
     }
     world.paper.borrow_mut().noted.insert(names_place(0));
@@ -874,13 +736,13 @@ fn given_anew(seed: u64, fault: Option<Fault>, steps: u32) -> Done {
     pair.restore(|| false);
     drop(pair);
     for side in world.sides.borrow_mut().iter_mut() {
-        side.model.crash();
+        Model::crash(&mut side.content);
     }
     world.crashed.set(false);
-    world.steps_left.set(u32::MAX);
+    world.calm();
     let pair = run.open().ok_or("it does not open")?;
     assert!(whole(&pair));
-    let first = &world.sides.borrow()[0].model;
+    let first = &world.sides.borrow()[0].content;
     let found = first.find(0, NAMES[0]);
     if found != Some(FIRST) || first.cells_in(FIRST, 0, 4 * CELL).len() != 4 {
         return Err(format!("seed {seed}, {steps} steps: it is not whole"));

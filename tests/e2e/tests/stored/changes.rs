@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Status};
 
 use super::nfs::{Client, get, set_size};
 use super::{pattern, read};
@@ -68,13 +68,7 @@ impl Change {
             }
             Change::Write(name, offset, len, round) => {
                 let file = &find(client, dir, name)?.context("a file to write")?;
-                client.call(&Args::Write {
-                    file,
-                    offset,
-                    count: len as u32,
-                    stable: Stability::File,
-                    data: &pattern(offset, round, len),
-                })?
+                client.call(&Args::durable(file, offset, &pattern(offset, round, len)))?
             }
             Change::SetSize(name, size) => {
                 let file = &find(client, dir, name)?.context("a file to cut")?;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes};
 use hearth_rig::daemon::{Hearth, path};
 use hearth_rig::wait::until;
 use nfs::Client;
@@ -148,13 +148,7 @@ pub fn create(client: &mut Client, dir: &[u8], name: &str) -> Result<Vec<u8>> {
 }
 
 pub fn write(client: &mut Client, file: &[u8], offset: u64, data: &[u8]) -> Result<()> {
-    let args = Args::Write {
-        file,
-        offset,
-        count: data.len() as u32,
-        stable: Stability::File,
-        data,
-    };
+    let args = Args::durable(file, offset, data);
     client.call(&args)?.ok().map(drop)
 }
 

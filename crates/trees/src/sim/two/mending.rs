@@ -1,11 +1,21 @@
 //! How a place of one modelled tree is made as it is in the other: what the datastore does with two directories.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ASIDE, Mistake, PUT_ASIDE, WHOLE, World, names_place};
-use crate::pair::{NotMended, PART, Place};
+use crate::pair::{Mended, NotMended, PART, Place};
 use crate::sim::DIRS;
 use crate::sim::model::{CELL, Ino, Model};
+
+type Name = &'static [u8];
+
+/// Names of a directory as they were when something had to be noted.
+pub(super) struct Seen {
+    /// Those to be given, and whether another file has the name.
+    give: Vec<(Name, Ino, bool)>,
+    /// Those to be taken away.
+    gone: Vec<Name>,
+}
 
 /// Makes a place the same; what that brings with it.
 pub(super) fn mend(
@@ -13,7 +23,8 @@ pub(super) fn mend(
     place: Place,
     (from, to): (usize, usize),
     noted: &BTreeSet<Place>,
-) -> Result<Vec<Place>, NotMended> {
+    seen: Option<Seen>,
+) -> Result<Mended<Seen>, NotMended> {
     let mut mending = Mending {
         world,
         from,
@@ -22,11 +33,26 @@ pub(super) fn mend(
         more: Vec::new(),
     };
     match place {
-        Place::Names(dir) => mending.names(dir as usize)?,
+        Place::Names(dir) => {
+            let dir = dir as usize;
+            let seen = match seen {
+                Some(seen) => seen,
+                None => mending.look(dir)?,
+            };
+            let first = mending.unnoted(&seen)?;
+            if !first.is_empty() {
+                return Ok(Mended::First(first, seen));
+            }
+            mending.names(dir, seen)?;
+        }
         Place::File(ino) => mending.file(ino)?,
         Place::Part(ino, part) => mending.part(ino, part)?,
     }
-    Ok(mending.more)
+    Ok(Mended::Done(mending.more))
+}
+
+fn content(ino: Ino) -> [Place; 2] {
+    [Place::File(ino), Place::Part(ino, WHOLE)]
 }
 
 /// Makes places of one tree as they are in the other.
@@ -38,18 +64,18 @@ struct Mending<'a> {
     more: Vec<Place>,
 }
 
-type Mended<T> = Result<T, NotMended>;
+type Step<T> = Result<T, NotMended>;
 
 impl Mending<'_> {
-    fn source<T>(&self, work: impl FnOnce(&mut Model) -> T) -> Mended<T> {
+    fn source<T>(&self, work: impl FnOnce(&mut Model) -> T) -> Step<T> {
         self.world.on(self.from, work).map_err(NotMended::Source)
     }
 
-    fn target<T>(&self, work: impl FnOnce(&mut Model) -> T) -> Mended<T> {
+    fn target<T>(&self, work: impl FnOnce(&mut Model) -> T) -> Step<T> {
         self.world.on(self.to, work).map_err(NotMended::Target)
     }
 
-    fn put_aside(&self, dir: usize, name: &'static [u8]) -> Mended<()> {
+    fn put_aside(&self, dir: usize, name: Name) -> Step<()> {
         let done = self.target(|to| {
             let taken = to.names_in(ASIDE);
             let free = PUT_ASIDE.iter().find(|name| !taken.contains_key(*name));
@@ -58,8 +84,9 @@ impl Mending<'_> {
         done.ok_or(NotMended::Again)
     }
 
-    fn names(&mut self, dir: usize) -> Mended<()> {
-        let mut theirs = self.target(|to| to.names_in(dir))?;
+    fn look(&self, dir: usize) -> Step<Seen> {
+        let mut theirs: BTreeMap<Name, Ino> = self.target(|to| to.names_in(dir))?;
+        let mut give = Vec::new();
         for (name, ino) in self.source(|from| from.names_in(dir))? {
             // A crash may have left a file without its number; it gets one.
             self.source(|from| {
@@ -67,32 +94,55 @@ impl Mending<'_> {
                     from.dress(ino);
                 }
             })?;
-            if let Some(other) = theirs.remove(name) {
-                if other == ino && self.target(|to| to.file(ino).dressed)? {
-                    continue;
-                }
+            let other = theirs.remove(name);
+            if other == Some(ino) && self.target(|to| to.file(ino).dressed)? {
+                continue;
+            }
+            give.push((name, ino, other.is_some()));
+        }
+        let gone = theirs.into_keys().collect();
+        Ok(Seen { give, gone })
+    }
+
+    /// What is to be noted before names are given: what is not there at all.
+    fn unnoted(&self, seen: &Seen) -> Step<Vec<Place>> {
+        let mut first = Vec::new();
+        for (_, ino, _) in &seen.give {
+            let content = content(*ino);
+            if !content.iter().all(|place| self.noted.contains(place))
+                && !self.target(|to| to.numbered(*ino))?
+            {
+                first.extend(content);
+            }
+        }
+        Ok(first)
+    }
+
+    fn names(&mut self, dir: usize, seen: Seen) -> Step<()> {
+        for (name, ino, taken) in seen.give {
+            if taken {
                 self.put_aside(dir, name)?;
             }
             if self.target(|to| to.numbered(ino))? {
                 self.target(|to| to.set_name(dir, name, ino))?;
                 continue;
             }
-            let content = [Place::File(ino), Place::Part(ino, WHOLE)];
+            let content = content(ino);
             if !content.iter().all(|place| self.noted.contains(place)) {
-                return Err(NotMended::First(content.into()));
+                return Err(NotMended::Again);
             }
             self.target(|to| to.make(dir, name, ino))?;
             self.target(|to| to.dress(ino))?;
             self.more.extend(content);
         }
-        for name in theirs.into_keys() {
+        for name in seen.gone {
             self.put_aside(dir, name)?;
         }
         Ok(())
     }
 
     /// True if both have it. If only the other tree has it, its directory is to be looked at.
-    fn both(&mut self, ino: Ino) -> Mended<bool> {
+    fn both(&mut self, ino: Ino) -> Step<bool> {
         if !self.source(|from| from.numbered(ino))? {
             return Ok(false);
         }
@@ -106,7 +156,7 @@ impl Mending<'_> {
         Ok(false)
     }
 
-    fn file(&mut self, ino: Ino) -> Mended<()> {
+    fn file(&mut self, ino: Ino) -> Step<()> {
         if !self.both(ino)? || self.world.is(Mistake::LengthUnmended) {
             return Ok(());
         }
@@ -117,7 +167,7 @@ impl Mending<'_> {
         Ok(())
     }
 
-    fn part(&mut self, ino: Ino, part: u32) -> Mended<()> {
+    fn part(&mut self, ino: Ino, part: u32) -> Step<()> {
         if !self.both(ino)? {
             return Ok(());
         }
