@@ -53,10 +53,8 @@ impl Terminal {
         assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
         for fd in [master, line] {
             // SAFETY: both were just opened, and are kept from the children of this and other tests.
-            assert_eq!(
-                unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) },
-                0
-            );
+            let rc = unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+            assert_eq!(rc, 0);
         }
         // SAFETY: just opened, and nobody else's.
         let (keyboard, line) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(line)) };
@@ -98,10 +96,8 @@ impl Terminal {
         // SAFETY: all-zero bytes are a valid termios.
         let mut now: libc::termios = unsafe { std::mem::zeroed() };
         // SAFETY: a descriptor of ours, and a valid out-pointer for the call.
-        assert_eq!(
-            unsafe { libc::tcgetattr(self.line.as_raw_fd(), &raw mut now) },
-            0
-        );
+        let rc = unsafe { libc::tcgetattr(self.line.as_raw_fd(), &raw mut now) };
+        assert_eq!(rc, 0);
         Set {
             modes: [now.c_iflag, now.c_oflag, now.c_cflag, now.c_lflag],
             keys: now.c_cc,
