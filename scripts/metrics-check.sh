@@ -83,4 +83,25 @@ rules = [rule for group in groups for rule in group["rules"]]
 wrong = [rule for rule in rules if rule["health"] == "err"]
 assert len(rules) > 10 and not wrong, (len(rules), wrong)
 PY
+# The board asks Prometheus for nothing that it does not understand, and for nothing that nobody tells.
+python3 - "http://127.0.0.1:$port/api/v1/query?" "$target" "$dir/page" <<'PY' || die "a panel of the board shows nothing"
+import json, re, sys, urllib.parse, urllib.request
+server, instance, page = sys.argv[1:]
+known = set(re.findall(r"^(hearth_\w+)", open(page).read(), re.M))
+known |= set(re.findall(r"record: (\S+)", open("packaging/prometheus/hearth.rules.yml").read()))
+def questions(part):
+    if isinstance(part, dict):
+        yield from [part["expr"]] if "expr" in part else []
+        part = list(part.values())
+    for inner in part if isinstance(part, list) else []:
+        yield from questions(inner)
+asked = list(questions(json.load(open("packaging/grafana/hearth.json"))))
+assert len(asked) > 10, asked
+for text in asked:
+    text = text.replace("$instance", instance).replace("$disk", ".*")
+    unknown = [name for name in re.findall(r"[a-z_:]*hearth_[a-z0-9_:]+", text) if name not in known]
+    assert not unknown, (unknown, text)
+    answer = json.load(urllib.request.urlopen(server + urllib.parse.urlencode({"query": text})))
+    assert answer["status"] == "success", (answer, text)
+PY
 say "promtool has nothing against the rules, and Prometheus keeps $(grep -vc '^#' "$dir/page") series"

@@ -21,7 +21,7 @@ declare -A MAY_TAKE=(
     ["Mutation check"]=180
     ["Release build"]=200
     ["End to end with real clients"]=1200
-    ["Console in a browser"]=180
+    ["Console in a browser"]=400
     ["Benchmark smoke run"]=90
 )
 parts=()

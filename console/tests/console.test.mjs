@@ -1,8 +1,11 @@
 // The console as somebody uses it: a real daemon, real requests, a real browser.
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
+import { stat } from "node:fs/promises";
+import { createServer, get } from "node:http";
 import { join } from "node:path";
 import { promisify } from "node:util";
+import { gunzipSync } from "node:zlib";
 import { after, before, describe, test } from "node:test";
 import { accessible, every, go, LOOKS } from "./common.mjs";
 import { MISSING, until, World } from "./world.mjs";
@@ -20,13 +23,30 @@ const PAGES = [
 
 describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
   let world;
+  let told;
+  let listening;
   before(async () => {
-    world = await World.start();
+    // Whoever is told of what is wrong.
+    told = [];
+    listening = createServer((asked, answer) => {
+      const parts = [];
+      asked.on("data", (part) => parts.push(part));
+      asked.on("end", () => {
+        told.push(JSON.parse(Buffer.concat(parts).toString()));
+        answer.end();
+      });
+    });
+    await new Promise((up) => listening.listen(0, "127.0.0.1", up));
+    const url = `http://127.0.0.1:${listening.address().port}/hook`;
+    world = await World.start({ config: `[alerts]\ngather_seconds = 0\n[alerts.webhook]\nurl = "${url}"\n` });
     await world.load("web-1");
     await world.load("db-1", 1000);
     await world.hearth(["disk", "flush", "web-1"]);
   });
-  after(() => world?.end());
+  after(async () => {
+    await world?.end();
+    listening?.close();
+  });
 
   test("a link logs in once", async () => {
     const link = await world.link();
@@ -117,6 +137,11 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await page.getByText("is attached").waitFor();
     await page.getByText("What to type").click();
     await page.getByText("export=new").first().waitFor();
+    await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+    await page.getByRole("button", { name: "Copy" }).first().click();
+    await page.getByText("Copied").waitFor();
+    const typed = await page.locator("pre").first().innerText();
+    assert.equal((await page.evaluate(() => navigator.clipboard.readText())).trim(), typed.trim());
     await page.getByRole("link", { name: "new", exact: true }).click();
     await page.getByRole("heading", { level: 1, name: /new/ }).waitFor();
     await page.getByLabel("Most flash it may use").fill("32M");
@@ -139,6 +164,66 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await page.getByText("disk-added").first().waitFor();
     assert.deepEqual(page.wrong, []);
     await page.context().close();
+  });
+
+  test("a flush shows how far it is, and is called off", async () => {
+    await world.image("slow.raw", 64 << 20);
+    await world.hearth(["disk", "add", "slow", "--origin", `model-latency=2000ms:${world.vms}/slow.raw`]);
+    // So far apart that each is written back by itself.
+    const writes = Array.from({ length: 64 }, (_, n) => ["-c", `write -P ${n + 1} ${n}M 4k`]).flat();
+    await promisify(execFile)("qemu-io", ["-f", "raw", ...writes, "-c", "flush", `nbd+unix:///slow?socket=${world.run}/nbd.sock`]);
+    const page = await world.page();
+    await go(page, "disks/slow", "slow");
+    await page.getByRole("button", { name: "Flush" }).click();
+    await page.getByText("flushing", { exact: true }).waitFor();
+    await page.getByRole("progressbar", { name: /^flushing: .* left/ }).waitFor();
+    await accessible(page, "a flush");
+    await page.getByRole("button", { name: "Call it off" }).click();
+    await page.getByText("attached", { exact: true }).waitFor();
+    await page.getByRole("button", { name: "Flush" }).waitFor();
+    assert.ok((await world.asked("disk", "show", "slow")).dirty > 0, "nothing was left to be called off");
+    await go(page, "events", "Events");
+    await page.getByText("disk-flush-cancelled").first().waitFor();
+    assert.deepEqual(page.wrong, []);
+    await page.context().close();
+    await world.hearth(["disk", "remove", "slow", "--discard-dirty", "--yes"]);
+  });
+
+  test("what a disk is asked is recorded, below a listed directory only", async () => {
+    const page = await world.page();
+    await go(page, "disks/db-1", "db-1");
+    const card = page.getByRole("region", { name: "Recording", exact: true });
+    await card.getByText("Its requests are not recorded.").waitFor();
+    await card.getByText("Record", { exact: true }).click();
+    await card.getByLabel("File on the host").fill("/etc/db-1.trace");
+    await card.getByRole("button", { name: "Begin" }).click();
+    await card.getByText("not below a directory you may reach").waitFor();
+    const file = join(world.vms, "db-1.trace");
+    await card.getByLabel("File on the host").fill(file);
+    await card.getByRole("button", { name: "Begin" }).click();
+    await card.getByText("Recording into").waitFor();
+    await world.load("db-1", 500);
+    await card.getByText(/: [1-9][0-9 ,.k]* requests/).waitFor();
+    await card.getByRole("button", { name: "Stop" }).click();
+    await card.getByText("Recorded into").waitFor();
+    assert.ok((await stat(file)).size > 0);
+    await page.context().close();
+  });
+
+  test("a test of the alerts arrives", async () => {
+    const page = await world.page();
+    await go(page, "alerts", "Alerts");
+    await page.getByRole("button", { name: "Send a test" }).click();
+    await page.getByText("A test is on its way: webhook").waitFor();
+    await until("it has arrived", () => told.some((message) => message.entries.some((entry) => entry.news === "test")));
+    await page.getByText("everything has arrived").waitFor();
+    assert.deepEqual(page.wrong, []);
+    await page.context().close();
+    const viewer = await world.page({ role: "viewer" });
+    await go(viewer, "alerts", "Alerts");
+    await viewer.getByRole("heading", { name: "Ways" }).waitFor();
+    assert.equal(await viewer.getByRole("button", { name: "Send a test" }).count(), 0);
+    await viewer.context().close();
   });
 
   test("an image in a file is found before it is added, and what it names is not followed", async () => {
@@ -201,18 +286,86 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     const handle = page.getByRole("slider");
     await handle.waitFor({ timeout: 60000 });
     const expected = page.locator("[data-test=expected]");
+    const spoken = () => handle.getAttribute("aria-valuetext");
     await handle.focus();
     await page.keyboard.press("Home");
     await until("nothing is kept", async () => (await expected.innerText()).startsWith("With 0 B"));
     await page.keyboard.press("End");
     await until("all is kept", async () => !(await expected.innerText()).startsWith("With 0 B"));
+    // One step is a little less; what is said aloud is what is shown.
     const most = await expected.innerText();
+    const all = Number(await handle.inputValue());
+    await page.keyboard.press("ArrowLeft");
+    await until("it is a step less", async () => Number(await handle.inputValue()) < all);
+    assert.match(await spoken(), /^[0-9.]+ (KiB|MiB): [0-9.]+ % hits, [0-9.]+ (µs|ms) a read$/);
+    assert.ok((await expected.innerText()).includes((await spoken()).split(":")[0]));
+    await page.keyboard.press("End");
+    await until("it is all again", async () => (await expected.innerText()) === most);
     const box = await page.locator(".curve svg").boundingBox();
     await page.mouse.move(box.x + box.width - 10, box.y + 50);
     await page.mouse.down();
     await page.mouse.move(box.x + box.width / 3, box.y + 50);
     await page.mouse.up();
     await until("it was dragged", async () => (await expected.innerText()) !== most);
+    // Where it was let go, a third of the picture, both say the same.
+    const [now, whole] = [Number(await handle.inputValue()), Number(await handle.getAttribute("max"))];
+    assert.ok(now > whole * 0.15 && now < whole * 0.45, `${now} of ${whole}`);
+    await page.mouse.move(box.x + 5, box.y + 50);
+    assert.equal(Number(await handle.inputValue()), now, "it moved without being held");
+    await page.context().close();
+  });
+
+  test("shares of the flash are shown and applied", async () => {
+    const page = await world.page();
+    await go(page, "advice", "Advice");
+    const row = page.getByRole("row", { name: /^web-1/ });
+    await until("its share is known", async () => /[0-9] (KiB|MiB)/.test(await row.getByRole("cell").nth(3).innerText()));
+    await page.getByRole("button", { name: "Apply" }).click();
+    await page.getByText(/^Kept: .*web-1 [0-9.]+ (KiB|MiB)/).waitFor();
+    await until("it is kept", async () => (await world.asked("disk", "show", "web-1")).share > 0);
+    await accessible(page, "applied advice");
+    assert.deepEqual(page.wrong, []);
+    await page.context().close();
+    const viewer = await world.page({ role: "viewer" });
+    await go(viewer, "advice", "Advice");
+    await viewer.getByRole("row", { name: /^web-1/ }).waitFor();
+    assert.equal(await viewer.getByRole("button", { name: "Apply" }).count(), 0);
+    await viewer.context().close();
+  });
+
+  test("the page is small, and there at once", async (t) => {
+    // As it comes over the wire: nothing is unpacked.
+    const fetched = (path) =>
+      new Promise((told, failed) => {
+        const asked = get(new URL(path, world.url), { headers: { "accept-encoding": "gzip" } }, (answer) => {
+          const parts = [];
+          answer.on("data", (part) => parts.push(part));
+          answer.on("end", () => told({ packed: answer.headers["content-encoding"] === "gzip", data: Buffer.concat(parts) }));
+        });
+        asked.on("error", failed);
+      });
+    const first = await fetched("/");
+    assert.ok(first.packed);
+    const named = [...gunzipSync(first.data).toString().matchAll(/(?:src|href)="(\/[^"]+)"/g)].map((found) => found[1]);
+    assert.ok(named.some((path) => path.endsWith(".js")) && named.some((path) => path.endsWith(".css")), named.join(" "));
+    let bytes = first.data.length;
+    for (const path of named) {
+      const part = await fetched(path);
+      assert.ok(part.packed, path);
+      bytes += part.data.length;
+    }
+    t.diagnostic(`${named.length + 1} files, ${bytes} bytes, compressed`);
+    assert.ok(bytes <= 200 * 1024, `${bytes} bytes`);
+    // Nothing else is fetched for it, on whichever page.
+    const page = await world.page();
+    const asked = [];
+    page.on("request", (r) => asked.push(new URL(r.url()).pathname));
+    await page.reload();
+    await page.getByRole("heading", { name: "Flash" }).waitFor();
+    const rest = asked.filter((path) => path !== "/" && !named.includes(path) && !/^\/(v1|console)\//.test(path));
+    assert.deepEqual(rest, []);
+    const [{ startTime }] = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint").map((e) => e.toJSON()));
+    t.diagnostic(`first content after ${Math.round(startTime)} ms`);
     await page.context().close();
   });
 
@@ -234,7 +387,6 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     assert.equal(cookie.httpOnly, true);
     assert.equal(cookie.sameSite, "Strict");
     // Another server on the same host has the same cookies; a page of it has no more than those.
-    const { createServer } = await import("node:http");
     const other = createServer((_, response) => response.setHeader("content-type", "text/html").end("<p>other</p>"));
     await new Promise((listening) => other.listen(0, "127.0.0.1", listening));
     try {

@@ -1,6 +1,9 @@
 // The pictures of the console in docs/, made anew: `npm run shots`.
 import { dirname, join, resolve } from "node:path";
+import { execFile } from "node:child_process";
 import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+import { go } from "./common.mjs";
 import { MISSING, until, World } from "./world.mjs";
 
 const DOCS = resolve(dirname(fileURLToPath(import.meta.url)), "../../docs");
@@ -17,6 +20,8 @@ try {
   const legs = async () => (await world.asked("disk", "show", "files")).legs;
   await until("the legs are current", async () => (await legs()).every((l) => l.state === "current"));
   await world.hearth(["disk", "scrub", "files"]);
+  // One that is only looked at.
+  await promisify(execFile)("qemu-img", ["create", "-q", "-f", "qcow2", join(world.vms, "mail-2.qcow2"), "64G"]);
   for (const [scheme, disk] of [["light", "web-1"], ["dark", "db-1"]]) {
     const page = await world.page({ colorScheme: scheme });
     // Requests while it is open, so that there are lines.
@@ -34,7 +39,14 @@ try {
       await page.screenshot({ path: join(DOCS, `console-${name}-${scheme}.png`), fullPage: path.startsWith("disks/") });
     };
     await shot("", "overview", "Overview");
-    if (scheme === "light") await shot("disks", "disks", "Disks");
+    if (scheme === "light") {
+      await shot("disks", "disks", "Disks");
+      await go(page, "add", "Add a disk");
+      await page.getByRole("button", { name: /vms$|vms\/$/ }).click();
+      await page.getByRole("button", { name: "mail-2.qcow2" }).click();
+      await page.getByRole("status", { name: "What was found" }).getByText("an image, qcow2").waitFor();
+      await page.screenshot({ path: join(DOCS, "console-add-light.png") });
+    }
     await shot(`disks/${disk}`, "disk", disk);
     if (scheme === "light") {
       await world.hearth(["disk", "mirror", "files", "--rate", "4M"]);

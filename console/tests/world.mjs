@@ -55,8 +55,11 @@ export class World {
     this.children = [];
   }
 
-  static async start({ disks = ["web-1", "db-1", "mail-1"] } = {}) {
+  /** A world with these disks, whose daemon has these options besides, and whose second service these settings. */
+  static async start({ disks = ["web-1", "db-1", "mail-1"], serve = [], config = "" } = {}) {
     const world = new World(await mkdtemp(join(tmpdir(), "hearth-console-")));
+    world.options = serve;
+    world.config = config;
     try {
       await world.begin(disks);
     } catch (e) {
@@ -84,7 +87,9 @@ export class World {
     for (const [name, role] of [["anna", "operator"], ["board", "viewer"]]) {
       await this.hearth(["console", "account", "add", name, "--role", role, "--state-dir", this.own], `${World.password}\n`);
     }
-    this.console = this.spawn(["monitor", "--state-dir", this.own, "--log", "warn"]);
+    const config = join(this.dir, "hearth.toml");
+    await writeFile(config, this.config);
+    this.console = this.spawn(["monitor", "--config", config, "--state-dir", this.own, "--log", "warn"]);
     await until("the console", async () => {
       try {
         return (await fetch(this.url)).ok;
@@ -98,7 +103,7 @@ export class World {
   static password = "correct horse battery";
 
   async serve() {
-    this.daemon = this.spawn(["serve", "--flash", join(this.dir, "flash"), "--state-dir", this.state, "--threads", "1", "--log", "warn"]);
+    this.daemon = this.spawn(["serve", "--flash", join(this.dir, "flash"), "--state-dir", this.state, "--threads", "1", "--log", "warn", ...this.options]);
     await until("the daemon", () => this.hearth(["disk", "list", "--json"]).then(() => true, () => false));
   }
 
@@ -129,17 +134,30 @@ export class World {
     return (await done).stdout;
   }
 
-  spawn(args) {
-    const child = spawn(HEARTH, ["--run-dir", this.run, ...args], { stdio: ["ignore", "inherit", "inherit"] });
+  /** A process of ours, in the run directory of that name. */
+  spawn(args, run = "run") {
+    const child = spawn(HEARTH, ["--run-dir", join(this.dir, run), ...args], { stdio: ["ignore", "inherit", "inherit"] });
     this.children.push(child);
     return child;
   }
 
-  async stop(child) {
+  async stop(child, signal = "SIGTERM") {
     if (child.exitCode !== null || child.signalCode !== null) return;
     const gone = new Promise((told) => child.once("exit", told));
-    child.kill("SIGTERM");
+    child.kill(signal);
     await gone;
+  }
+
+  /** Ends it as a crash does. */
+  async kill(child) {
+    await this.stop(child, "SIGKILL");
+  }
+
+  /** Ends all processes, the browser included. */
+  async ended() {
+    await this.browser?.close();
+    for (const child of this.children.reverse()) await this.stop(child);
+    this.children = [];
   }
 
   /** Requests of a guest that reads the same places again and again, and writes some. */
@@ -181,8 +199,7 @@ export class World {
   }
 
   async end() {
-    await this.browser?.close();
-    for (const child of this.children.reverse()) await this.stop(child);
+    await this.ended();
     await rm(this.dir, { recursive: true, force: true });
   }
 }

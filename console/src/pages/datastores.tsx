@@ -6,7 +6,7 @@ import { bytes, count, micros, parseSize, percent } from "../format";
 import { useLive } from "../live";
 import { Table, type Column } from "../parts/table";
 import { Typed, type Way } from "../parts/typed";
-import { Act, Card, Field, Notice, sentence, Shown, Tile, Tiles } from "../parts/ui";
+import { Act, Card, drawn, Field, Notice, sentence, Shown, Tile, Tiles } from "../parts/ui";
 import { useOperator, useWorld } from "../state";
 import { MODES } from "./settings";
 
@@ -67,6 +67,7 @@ export function OneStore({ name }: { name: string }) {
       <p class="path">
         <a href="#/datastores">Datastores</a> / {name}
       </p>
+      {!drawn(live) && <h1>{name}</h1>}
       <Shown live={live}>
         {(store) => (
           <>
@@ -243,11 +244,18 @@ const GAINS: Column<One>[] = [
 function Gains({ name }: { name: string }) {
   const live = useLive<AdviceReport>(storePath(name, "/advice"), 15000);
   const known = (live.data?.files ?? []).filter((a) => a.curve.length > 0);
-  if (live.failure || known.length === 0) return null;
+  const broken = live.failure !== null && live.failure.trouble !== "gone";
+  if (!broken && known.length === 0) return null;
   return (
     <Card title="What flash does for files in use">
-      <Table caption="What flash does for files in use" columns={GAINS} rows={known} id={(a) => a.name} />
-      <p class="dim">It is not applied to files: what holds for them is said by name, below.</p>
+      <Shown live={live}>
+        {() => (
+          <>
+            <Table caption="What flash does for files in use" columns={GAINS} rows={known} id={(a) => a.name} />
+            <p class="dim">It is not applied to files: what holds for them is said by name, below.</p>
+          </>
+        )}
+      </Shown>
     </Card>
   );
 }

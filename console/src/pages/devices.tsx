@@ -3,7 +3,7 @@ import type { Pool, Schemas, Stats } from "../api";
 import { bytes, clock, count, digits, micros, percent, seconds } from "../format";
 import { useLive } from "../live";
 import { mood, type Report } from "../monitor";
-import { Bar, Card, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
+import { Bar, Card, drawn, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
 import { Table } from "../parts/table";
 import { useOperator, useWorld } from "../state";
 import { Change, Going, over, type FlashState } from "./reshape";
@@ -12,7 +12,7 @@ export function Devices() {
   const { pool, stats } = useWorld();
   return (
     <>
-      {pool.data === null && <h1>Devices</h1>}
+      {!drawn(pool) && <h1>Devices</h1>}
       <Shown live={pool}>{(data) => <Flash pool={data} stats={stats.data} again={pool.again} />}</Shown>
       <Judged />
       <Origins />
@@ -163,22 +163,28 @@ function Flash({ pool, stats, again }: { pool: Pool; stats: Stats | null; again:
 /** Drives, arrays and file systems, where the second service looks at them. */
 function Judged() {
   const live = useLive<Report>("/v1/health", 10000);
-  const items = (live.data?.items ?? []).filter((i) => i.kind === "device" || i.kind === "file-system");
-  if (live.failure || items.length === 0) return null;
+  const looked = (report: Report) => report.items.filter((i) => i.kind === "device" || i.kind === "file-system");
   return (
     <Card title="Drives, arrays and file systems">
-      <ul class="reasons">
-        {items.map((item) => (
-          <li key={`${item.kind} ${item.name}`}>
-            <span class={`state ${mood(item.condition)}`}>{item.condition}</span> <code>{item.name}</code> {item.about}{" "}
-            {(item.reasons ?? []).map((r) => (
-              <p key={r.code}>
-                {sentence(r.what)} {sentence(r.remedy ?? "")}
-              </p>
+      <Shown
+        live={live}
+        empty={(report) => looked(report).length === 0 && <p>None is known under the flash and the disks that are there now.</p>}
+      >
+        {(report) => (
+          <ul class="reasons">
+            {looked(report).map((item) => (
+              <li key={`${item.kind} ${item.name}`}>
+                <span class={`state ${mood(item.condition)}`}>{item.condition}</span> <code>{item.name}</code> {item.about}{" "}
+                {(item.reasons ?? []).map((r) => (
+                  <p key={r.code}>
+                    {sentence(r.what)} {sentence(r.remedy ?? "")}
+                  </p>
+                ))}
+              </li>
             ))}
-          </li>
-        ))}
-      </ul>
+          </ul>
+        )}
+      </Shown>
       {(live.data?.notes ?? []).map((note) => (
         <p class="dim" key={note}>
           {sentence(note)}

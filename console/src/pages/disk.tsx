@@ -6,7 +6,7 @@ import { useLive } from "../live";
 import { Curve } from "../parts/curve";
 import { Over } from "../parts/over";
 import { Typed, type Way } from "../parts/typed";
-import { Act, Ask, Card, Field, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
+import { Act, Ask, Card, drawn, Field, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
 import { now } from "../samples";
 import { useOperator, useWorld } from "../state";
 import { Histograms } from "./histograms";
@@ -22,6 +22,7 @@ export function Disk({ name }: { name: string }) {
       <p class="path">
         <a href="#/disks">Disks</a> / {name}
       </p>
+      {!drawn(disk) && <h1>{name}</h1>}
       <Shown live={disk}>
         {(info) => (
           <>
@@ -178,7 +179,8 @@ function Trouble({ disk, again }: { disk: Info; again: () => void }) {
       {disk.reason && (
         <Notice kind={disk.state === "attached" ? "warn" : "bad"}>
           <strong>{sentence(disk.reason)}</strong> {sentence(disk.remedy ?? "")}
-          {operator && disk.state === "refused" && (disk.remedy ?? "").includes("--trust") && <Trust disk={disk} again={again} />}
+          {operator && ["refused", "fenced"].includes(disk.state) && (disk.remedy ?? "").includes("--trust") && <Trust disk={disk} again={again} />}
+          {operator && ["refused", "fenced"].includes(disk.state) && (disk.remedy ?? "").includes("--takeover") && <TakeOver disk={disk} again={again} />}
         </Notice>
       )}
       {disk.cannot_write_back && (
@@ -217,6 +219,38 @@ const Trust = ({ disk, again }: { disk: Info; again: () => void }) => (
     ))}
   </p>
 );
+
+/** Another pool has its origin, and only somebody who knows that pool can say that it is gone. */
+function TakeOver({ disk, again }: { disk: Info; again: () => void }) {
+  const [asking, ask] = useState(false);
+  return (
+    <>
+      {" "}
+      <button type="button" class="danger" onClick={() => ask(true)}>
+        Take it over…
+      </button>
+      <Ask open={asking} title={`Take ${disk.name} over?`} close={() => ask(false)}>
+        <p>
+          Another pool has its origin. What that one has on its flash and had not written back <strong>is missing then</strong>,
+          and a machine that still runs there must not go on. Signs of life of it are looked for first, for some seconds.
+        </p>
+        <Act
+          class="danger"
+          act={() => patch(diskPath(disk.name), { takeover: true })}
+          done={() => {
+            ask(false);
+            again();
+          }}
+        >
+          Take it over
+        </Act>{" "}
+        <button type="button" onClick={() => ask(false)}>
+          Leave it
+        </button>
+      </Ask>
+    </>
+  );
+}
 
 const SPANS = ["5min", "1h", "1d"];
 const SPAN_NAMES: Record<string, string> = { "5min": "5 minutes", "1h": "hour", "1d": "day" };

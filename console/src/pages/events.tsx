@@ -46,6 +46,9 @@ export function Events() {
           Disk <input type="search" value={disk} onInput={(e) => setDisk(e.currentTarget.value)} />
         </label>
       </div>
+      {alerts.failure !== null && alerts.failure.trouble !== "gone" && daemon.failure === null && (
+        <p class="dim">What became of alerts is not among them: {alerts.failure.message}.</p>
+      )}
       <Shown live={live} empty={(all) => all.length === 0 && <p>Nothing of that kind has happened.</p>}>
         {(all) => (
           <ol class="events" aria-label="Events, the newest first">

@@ -1,7 +1,7 @@
 import type { Stats } from "../api";
 import { bytes, digits, micros, percent, seconds } from "../format";
 import { reasons, type Reason } from "../health";
-import { useLive } from "../live";
+import { useLive, type Live } from "../live";
 import { mood, type Condition, type Report } from "../monitor";
 import { Over } from "../parts/over";
 import { Bar, Card, sentence, Shown, Tile, Tiles } from "../parts/ui";
@@ -19,7 +19,7 @@ export function Overview() {
       <Shown live={stats}>
         {(data) => (
           <>
-            <Health wrong={wrong} as={known?.condition} />
+            <Health wrong={wrong} judged={judged} />
             <Verdict stats={data} />
             <Over />
             <Flash stats={data} />
@@ -48,12 +48,25 @@ function listed(report: Report): Reason[] {
   return all.sort((a, b) => a.rank - b.rank);
 }
 
-function Health({ wrong, as }: { wrong: Reason[]; as?: Condition }) {
+function Health({ wrong, judged }: { wrong: Reason[]; judged: Live<Report> }) {
+  const { data, failure } = judged;
   const found: Condition = wrong.length === 0 ? "healthy" : wrong.some((r) => r.severity === "bad") ? "failed" : "degraded";
-  const condition = as ?? found;
+  const condition = failure === null && data !== null ? data.condition : found;
+  // What is wrong is said at once; that nothing is, only when all have been asked.
+  const asking = data === null && failure === null && wrong.length === 0;
   return (
-    <Card title="Health" aside={<span class={`state ${mood(condition)}`}>{condition}</span>}>
-      {condition === "healthy" && <p>Nothing is wrong.</p>}
+    <Card title="Health" aside={!asking && <span class={`state ${mood(condition)}`}>{condition}</span>}>
+      {asking && (
+        <p class="loading" role="status">
+          Loading…
+        </p>
+      )}
+      {failure !== null && failure.trouble !== "gone" && (
+        <p class="dim">
+          Drives, arrays and file systems are not judged: {failure.message}. This is what the daemon tells.
+        </p>
+      )}
+      {condition === "healthy" && !asking && <p>Nothing is wrong.</p>}
       {wrong.length > 0 && (
         <ul class="reasons">
           {wrong.map((r, i) => (

@@ -22,6 +22,10 @@ export function Said({ failure }: { failure: Failure }) {
 
 export const sentence = (text: string) => (text ? `${text[0]!.toUpperCase()}${text.slice(1).replace(/\.$/, "")}.` : "");
 
+/** Whether the thing itself is shown, with a heading of its own, and not a word in its place. */
+export const drawn = <T,>({ data, failure }: Live<T>) =>
+  data !== null && failure?.trouble !== "denied" && failure?.trouble !== "missing";
+
 /** Shows what there is to show: nothing yet, why there is nothing, or the thing; and that it is old if it is. */
 export function Shown<T>({
   live,

@@ -457,6 +457,24 @@ mod tests {
     }
 
     #[test]
+    fn a_heartbeat_is_fetched_and_its_failure_tells_no_secret() {
+        let (url, work) = server("200 OK");
+        heartbeat(&url).unwrap();
+        let request = work.join().unwrap();
+        assert!(
+            request.starts_with("GET /secret-path HTTP/1.1\r\n"),
+            "{request}"
+        );
+        let (url, work) = server("500 Internal Server Error");
+        let error = heartbeat(&url).unwrap_err();
+        work.join().unwrap();
+        assert!(
+            error.contains("500") && !error.contains("secret-path"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn sendmail_gets_the_mail_and_its_failure_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("sendmail");

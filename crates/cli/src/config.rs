@@ -347,7 +347,12 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let file = tmp.path().join("hearth.toml");
         std::fs::write(&file, &all).unwrap();
-        let crate::monitor::File { alerts, metrics } = crate::monitor::config(Some(&file)).unwrap();
+        let crate::monitor::File {
+            alerts,
+            metrics,
+            console,
+        } = crate::monitor::config(Some(&file)).unwrap();
+        assert!(console.allow_path.is_some() && console.allow_server.is_some());
         assert!(metrics.listen.is_some() && metrics.allow_remote);
         assert_eq!(alerts.ways(), ["mail:ops@example.org", "webhook", "ntfy"]);
         // Of examples that are the defaults nothing else is said here.

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearth_console::{Accounts, Config, Home, Role, Settings, TlsFiles, What};
+use hearth_console::{Accounts, Config, Home, Reach, Role, Settings, TlsFiles, What};
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::rundir::api_socket;
 use hearth_fault::Fault;
@@ -71,6 +71,27 @@ fn enable(global: &Global, args: ConsoleEnable) -> Outcome {
             key: absolute(key),
         });
     }
+    let reach = reach()?;
+    for (said, name) in [
+        (
+            reach.allow_path.is_some() && !args.allow_path.is_empty(),
+            "allow_path",
+        ),
+        (
+            reach.allow_server.is_some() && !args.allow_server.is_empty(),
+            "allow_server",
+        ),
+    ] {
+        if said {
+            return Err(refused(Fault::new(
+                format!(
+                    "{} says `{name}` in [console], and that counts",
+                    hearth_config::PATH
+                ),
+                "change it there and restart hearth-monitor, or take it out there first",
+            )));
+        }
+    }
     if !args.allow_path.is_empty() {
         settings.paths = args.allow_path;
     }
@@ -81,8 +102,13 @@ fn enable(global: &Global, args: ConsoleEnable) -> Outcome {
     show(global, &home)
 }
 
+/// What the host's file says of what users may reach.
+fn reach() -> Result<Reach, Failure> {
+    Ok(crate::monitor::config(None)?.console)
+}
+
 fn show(global: &Global, home: &Home) -> Outcome {
-    let settings = home.settings().map_err(refused)?;
+    let settings = reach()?.applied(home.settings().map_err(refused)?);
     let accounts = Accounts::read(home).map_err(refused)?;
     if global.json {
         let accounts: Vec<_> = accounts
@@ -246,8 +272,8 @@ fn password(name: &str) -> Result<String, Failure> {
     Ok(first)
 }
 
-/// The console, as a part of the second service.
-pub struct Shown;
+/// The console, as a part of the second service, whose users may reach what the host's file says.
+pub struct Shown(pub Reach);
 
 impl Part for Shown {
     fn name(&self) -> &'static str {
@@ -255,7 +281,7 @@ impl Part for Shown {
     }
 
     fn run(&self, context: &Context) -> Result<(), Error> {
-        let config = config(context);
+        let config = config(context, self.0.clone());
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let ending = context.stop.clone();
         std::thread::Builder::new()
@@ -275,7 +301,7 @@ impl Part for Shown {
     }
 }
 
-fn config(context: &Context) -> Config {
+fn config(context: &Context, reach: Reach) -> Config {
     let dir = std::path::absolute(&context.run_dir).unwrap_or_else(|_| context.run_dir.clone());
     let global = Global {
         run_dir: Some(dir.clone()),
@@ -303,6 +329,7 @@ fn config(context: &Context) -> Config {
     };
     Config {
         home: Home::new(&context.state.path("")),
+        reach,
         socket: api_socket(&dir),
         monitor: socket(&dir),
         attach: Some(Arc::new(attach)),

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hearth_alerts::AlertsConfig;
+use hearth_console::Reach;
 use hearth_daemon::error::Error;
 use hearth_health::daemon::Limits;
 use hearth_monitor::alerts::{Alerting, Beating};
@@ -28,6 +29,9 @@ pub struct File {
     /// Where Prometheus may ask.
     #[serde(default)]
     pub metrics: MetricsConfig,
+    /// What users of the console may reach.
+    #[serde(default)]
+    pub console: Reach,
 }
 
 pub fn run(global: &Global, args: Monitor) -> Outcome {
@@ -45,15 +49,21 @@ pub fn run(global: &Global, args: Monitor) -> Outcome {
 
 /// Our sections. A file that was named must be there.
 pub fn config(given: Option<&Path>) -> Result<File, Error> {
-    let remedy = "see docs/alerts.md and docs/metrics.md";
+    let remedy = "see docs/alerts.md, docs/metrics.md and docs/console.md";
     section::read(given, remedy, |file: &File| {
         file.alerts.check()?;
-        file.metrics.check()
+        file.metrics.check()?;
+        file.console.check()
     })
 }
 
 /// What the second service does besides watching the daemon. Another part is another line here.
-fn parts(global: &Global, File { alerts, metrics }: File) -> Vec<Arc<dyn Part>> {
+fn parts(global: &Global, file: File) -> Vec<Arc<dyn Part>> {
+    let File {
+        alerts,
+        metrics,
+        console: reach,
+    } = file;
     let collecting = Collecting::default();
     let verdict = Verdict::default();
     let judging = Judging {
@@ -71,7 +81,7 @@ fn parts(global: &Global, File { alerts, metrics }: File) -> Vec<Arc<dyn Part>> 
         Arc::new(Telling {
             dir: hearth_memory_host::run_dir(&global.dir()),
         }),
-        Arc::new(console::Shown),
+        Arc::new(console::Shown(reach)),
     ];
     if let Some(at) = metrics.listen {
         parts.push(Arc::new(Scraped(at)));
@@ -105,5 +115,14 @@ mod tests {
             "what is allowed: {error}"
         );
         assert!(config(Some(&dir.path().join("none"))).is_err());
+        std::fs::write(&path, "[console]\nallow_path = ['/']\n").unwrap();
+        let error = config(Some(&path)).unwrap_err();
+        assert!(error.what.contains("console.allow_path"), "{error}");
+        std::fs::write(&path, "[console]\nallow_paths = ['/srv']\n").unwrap();
+        let error = config(Some(&path)).unwrap_err();
+        assert!(
+            error.what.contains("line 2") && error.what.contains("allow_path"),
+            "{error}"
+        );
     }
 }

@@ -3,29 +3,24 @@
 //! What the daemon knows is asked of the daemon, and what is judged of the second service. Where that is not
 //! there, the same rules judge what the daemon tells; nothing is known of drives and arrays then, and that is said.
 
-use std::fmt::Write as _;
+mod screen;
 
 use hearth_daemon::api::events::EventInfo;
 use hearth_daemon::api::stats::{DiskSpan, Ratios};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
-use hearth_daemon::size::human;
 use hearth_health::daemon::{Daemon, Limits, Presence};
-use hearth_health::{Condition, Item, Kind, Report};
+use hearth_health::{Condition, Kind, Report};
 use hearth_monitor::facts;
 use hearth_monitor::watch::Seen;
 use serde::Serialize;
 
 use crate::args::Global;
-use crate::events::{self, line};
-use crate::stats::percent;
-use crate::table::{Table, plain};
-use crate::{Outcome, alert, print_json};
+use crate::{Outcome, alert, events, print_json};
+use screen::{Room, text};
 
 /// Events shown.
 const EVENTS: usize = 5;
-/// Disks shown: one screen.
-const DISKS: usize = 20;
 
 /// Whether the cache helps.
 #[derive(Debug, Serialize)]
@@ -94,16 +89,21 @@ fn ratios<'a>(spans: &'a [DiskSpan], name: &str) -> Option<&'a Ratios> {
 fn helping(spans: &[DiskSpan]) -> Helping {
     let of = |name: &str| ratios(spans, name).and_then(|r| r.speedup);
     let (day, now) = (of("1d"), of("5min"));
+    let over = if day.is_some() {
+        "the day"
+    } else {
+        "5 minutes"
+    };
     let sentence = match day.or(now) {
         None => "not known yet: too little was asked of the disks".to_owned(),
         Some(x) if x >= 1.05 => format!(
-            "yes: without the cache, requests would take {x:.1} times as long (estimate over the day)"
+            "yes: without the cache, requests would take {x:.1} times as long (estimate over {over})"
         ),
         Some(x) if x > 0.95 => format!(
-            "no difference: requests take as long as without the cache ({x:.2} times, estimate over the day)"
+            "no difference: requests take as long as without the cache ({x:.2} times, estimate over {over})"
         ),
         Some(x) => format!(
-            "no: without the cache, requests would take {x:.2} times as long (estimate over the day)"
+            "no: without the cache, requests would take {x:.2} times as long (estimate over {over})"
         ),
     };
     Helping {
@@ -167,7 +167,7 @@ pub fn judged(seen: Option<&Seen>, error: Option<&Error>) -> Report {
         seen.into_iter()
             .flat_map(|s| facts::items(s, &Limits::default())),
     );
-    let note = "the second service is not there, so nothing is known of drives, arrays and file systems; start it with `hearth monitor`";
+    let note = "the second service is not there, so nothing is known of drives, arrays and file systems; start it: `systemctl start hearth-monitor`, or `hearth monitor`";
     Report::new(hearth_events::time::now_ms(), items, vec![note.to_owned()])
 }
 
@@ -207,126 +207,13 @@ pub fn run(global: &Global) -> Outcome {
     if global.json {
         print_json(&status)?;
     } else {
-        print!("{}", text(&status));
+        print!("{}", text(&status, Room::here()));
     }
     match error {
         // Shown already, as far as it goes; and still a failure.
         Some(error) => Err(error.into()),
         None => Ok(()),
     }
-}
-
-fn reasons(out: &mut String, item: &Item) {
-    let about = match item.about.as_str() {
-        "" => String::new(),
-        about => format!(" ({})", plain(about)),
-    };
-    for reason in &item.reasons {
-        let _ = writeln!(
-            out,
-            "  {:10} {} {}{about}: {}",
-            reason.condition.word(),
-            item.kind.word(),
-            plain(&item.name),
-            plain(&reason.what)
-        );
-        if !reason.remedy.is_empty() {
-            let _ = writeln!(out, "             {}", plain(&reason.remedy));
-        }
-    }
-}
-
-fn text(status: &Status) -> String {
-    let mut out = String::new();
-    let _ = writeln!(out, "health: {}", status.condition.word());
-    for item in status.health.bad() {
-        reasons(&mut out, item);
-    }
-    for note in &status.health.notes {
-        let _ = writeln!(out, "  note: {}", plain(note));
-    }
-    if let Some(p) = &status.pool {
-        let _ = writeln!(
-            out,
-            "pool {}: {}, {} of {} used, {} dirty; read hits {} now, {} over the day",
-            plain(&p.name),
-            p.state,
-            human(p.cached),
-            human(p.capacity),
-            human(p.dirty),
-            percent(p.hit_ratio_now),
-            percent(p.hit_ratio_day)
-        );
-        let _ = writeln!(out, "flash: {}", plain(&p.flash.join(", ")));
-    }
-    if let Some(h) = &status.helping {
-        let _ = writeln!(out, "is it helping? {}", h.sentence);
-    }
-    let devices: Vec<&Item> = (status.health.items.iter())
-        .filter(|i| i.kind == Kind::Device)
-        .collect();
-    if !devices.is_empty() {
-        out.push('\n');
-        let mut table = Table::new(&["DEVICE", "HEALTH", "WHAT", "DISKS"]);
-        for d in devices {
-            table.row([
-                plain(&d.name),
-                d.condition.word().to_owned(),
-                plain(&d.about),
-                d.disks.len().to_string(),
-            ]);
-        }
-        out.push_str(&table.render());
-    }
-    if !status.disks.is_empty() {
-        out.push('\n');
-        let mut table = Table::new(&[
-            "DISK",
-            "STATE",
-            "HEALTH",
-            "MODE",
-            ">READS/S",
-            ">WRITES/S",
-            ">HIT NOW",
-            ">HIT DAY",
-            ">CACHED",
-            ">DIRTY",
-        ]);
-        // The worst first, then the busiest: those are what somebody looks for.
-        let mut disks: Vec<&DiskRow> = status.disks.iter().collect();
-        disks.sort_by(|a, b| {
-            let load = |d: &DiskRow| d.reads_per_second + d.writes_per_second;
-            b.condition
-                .cmp(&a.condition)
-                .then(load(b).total_cmp(&load(a)))
-                .then(a.name.cmp(&b.name))
-        });
-        for d in disks.iter().take(DISKS) {
-            table.row([
-                plain(&d.name),
-                d.state.to_owned(),
-                d.condition.word().to_owned(),
-                d.mode.to_owned(),
-                format!("{:.0}", d.reads_per_second),
-                format!("{:.0}", d.writes_per_second),
-                percent(d.hit_ratio_now),
-                percent(d.hit_ratio_day),
-                human(d.cached),
-                human(d.dirty),
-            ]);
-        }
-        out.push_str(&table.render());
-        if let Some(more) = status.disks.len().checked_sub(DISKS).filter(|n| *n > 0) {
-            let _ = writeln!(out, "and {more} more; see `hearth disk list`");
-        }
-    }
-    if !status.events.is_empty() {
-        out.push('\n');
-        for event in &status.events {
-            let _ = writeln!(out, "{}", line(event));
-        }
-    }
-    out
 }
 
 #[cfg(test)]
@@ -357,6 +244,9 @@ mod tests {
                 .starts_with("no difference")
         );
         assert!(helping(&spans(None)).sentence.starts_with("not known yet"));
+        let mut lately = spans(Some(2.0));
+        lately[0].span = "5min".to_owned();
+        assert!(helping(&lately).sentence.contains("over 5 minutes"));
     }
 
     #[test]
@@ -374,7 +264,7 @@ mod tests {
             events: Vec::new(),
             error: Some(error.to_string()),
         };
-        let text = text(&status);
+        let text = text(&status, Room::UNBOUNDED);
         assert!(
             text.starts_with("health: failed\n  failed     daemon hearth: the daemon is not there"),
             "{text}"

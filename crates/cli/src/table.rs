@@ -1,5 +1,10 @@
 //! Aligned columns for the terminal.
 
+/// Between two columns.
+const GAP: usize = 2;
+/// A name of fewer characters says nothing.
+const LEAST: usize = 8;
+
 /// Rows under headings; columns are as wide as their widest cell.
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -26,9 +31,16 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// The table as text, each line ended.
-    pub fn render(&self) -> String {
-        let columns = self.right.len();
+    /// Cuts what is in the first column until each line has at most `most` characters, as far as that goes.
+    pub fn fit(&mut self, most: usize) {
+        let others: usize = self.widths().iter().skip(1).map(|width| width + GAP).sum();
+        let room = most.saturating_sub(others).max(LEAST);
+        for cell in self.rows.iter_mut().filter_map(|row| row.first_mut()) {
+            *cell = cut(cell, room);
+        }
+    }
+
+    fn widths(&self) -> Vec<usize> {
         let width = |column: usize| {
             self.rows
                 .iter()
@@ -37,7 +49,12 @@ impl Table {
                 .max()
                 .unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+        (0..self.right.len()).map(width).collect()
+    }
+
+    /// The table as text, each line ended.
+    pub fn render(&self) -> String {
+        let widths = self.widths();
         let mut out = String::new();
         for row in &self.rows {
             let mut line = String::new();
@@ -50,7 +67,7 @@ impl Table {
                     line.push_str(cell);
                     line.push_str(&pad);
                 }
-                line.push_str("  ");
+                line.push_str(&" ".repeat(GAP));
             }
             out.push_str(line.trim_end());
             out.push('\n');
@@ -67,6 +84,16 @@ pub fn plain(text: &str) -> String {
         .collect()
 }
 
+/// `text` if it has at most so many characters, else its beginning.
+pub fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,6 +104,19 @@ mod tests {
         t.row(["a".to_owned(), "1 GiB".to_owned()]);
         t.row(["größer".to_owned(), "512 B".to_owned()]);
         assert_eq!(t.render(), "NAME     SIZE\na       1 GiB\ngrößer  512 B\n");
+    }
+
+    #[test]
+    fn long_names_give_way() {
+        let mut t = Table::new(&["NAME", ">SIZE"]);
+        t.row(["a-very-long-name".to_owned(), "1 GiB".to_owned()]);
+        t.fit(17);
+        assert_eq!(t.render(), "NAME         SIZE\na-very-lo…  1 GiB\n");
+        t.fit(3);
+        assert_eq!(t.render(), "NAME       SIZE\na-very-…  1 GiB\n");
+        t.fit(usize::MAX);
+        assert_eq!(cut("größer", 6), "größer");
+        assert_eq!(cut("größer", 3), "gr…");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Sections {
     pub alerts: Option<toml::Table>,
     /// Where Prometheus may ask. The second service reads it and judges it.
     pub metrics: Option<toml::Table>,
+    /// What users of the console may reach. The second service reads it and judges it.
+    pub console: Option<toml::Table>,
     /// More guests than memory. The memory controller reads it and judges it.
     pub memory: Option<toml::Table>,
 }

@@ -36,4 +36,4 @@ pub use links::{GOOD_FOR as LINK_GOOD_FOR, make as make_link};
 pub use listen::run;
 pub use server::{Attach, Config, What, router};
 pub use sessions::{IDLE, WHOLE};
-pub use settings::{Home, LISTEN, Settings, TlsFiles};
+pub use settings::{Home, LISTEN, Reach, Settings, TlsFiles};

@@ -111,7 +111,7 @@ struct Open {
 }
 
 async fn open(config: &Config) -> Result<Option<Open>, Fault> {
-    let settings = config.home.settings()?;
+    let settings = config.reach.applied(config.home.settings()?);
     if !settings.enabled {
         return Ok(None);
     }

@@ -21,7 +21,7 @@ use crate::accounts::{Accounts, Role};
 use crate::answer::{refusal, seal};
 use crate::forward::{self, Not, To};
 use crate::sessions::{Sessions, Who};
-use crate::settings::{Home, Settings};
+use crate::settings::{Home, Reach, Settings};
 use crate::throttle::Throttle;
 use crate::{assets, gate, links, paths};
 
@@ -53,6 +53,8 @@ pub type Attach = Arc<dyn Fn(What, &str, &str) -> Result<Value, Fault> + Send + 
 pub struct Config {
     /// Its folder.
     pub home: Home,
+    /// What the host's file says of what users may reach.
+    pub reach: Reach,
     /// The daemon's control socket.
     pub socket: PathBuf,
     /// The socket of the second service, which knows of health and alerts.

@@ -45,6 +45,54 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// What the host's own file, `hearth.toml`, says of what users may reach. What stands there counts, whatever was said when
+/// the console was enabled: the file is what an administrator keeps, reviews and distributes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reach {
+    /// Directories and devices, as in [`Settings::paths`].
+    pub allow_path: Option<Vec<PathBuf>>,
+    /// Servers, as in [`Settings::servers`].
+    pub allow_server: Option<Vec<String>>,
+}
+
+impl Reach {
+    /// The settings with what the file says.
+    pub fn applied(&self, kept: Settings) -> Settings {
+        Settings {
+            paths: self.allow_path.clone().unwrap_or(kept.paths),
+            servers: self.allow_server.clone().unwrap_or(kept.servers),
+            ..kept
+        }
+    }
+
+    /// What of it cannot be.
+    pub fn check(&self) -> Result<(), String> {
+        check_paths(self.allow_path.iter().flatten())
+            .map_err(|fault| format!("console.allow_path: {}; {}", fault.what, fault.remedy))
+    }
+}
+
+/// May users be given these?
+fn check_paths<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Fault> {
+    for path in paths {
+        if !path.is_absolute() {
+            return Err(Fault::new(
+                format!("{} is no absolute path", path.display()),
+                "name the directories that users may reach from the root",
+            ));
+        }
+        // Everything would be below it.
+        if path.parent().is_none() {
+            return Err(Fault::new(
+                "users of the console may not be given the whole host",
+                "name the directories in which disks lie",
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -111,21 +159,7 @@ impl Home {
 impl Settings {
     /// May this be served?
     pub fn check(&self, accounts: &Accounts) -> Result<(), Fault> {
-        for path in &self.paths {
-            if !path.is_absolute() {
-                return Err(Fault::new(
-                    format!("{} is no absolute path", path.display()),
-                    "name the directories that users may reach from the root",
-                ));
-            }
-            // Everything would be below it.
-            if path.parent().is_none() {
-                return Err(Fault::new(
-                    "users of the console may not be given the whole host",
-                    "name the directories in which disks lie",
-                ));
-            }
-        }
+        check_paths(&self.paths)?;
         if self.listen.ip().is_loopback() {
             return Ok(());
         }
@@ -189,6 +223,33 @@ mod tests {
             .unwrap();
         accounts.keep(&home).unwrap();
         home.keep(&settings).unwrap();
+    }
+
+    #[test]
+    fn what_the_hosts_file_says_counts() {
+        let kept = Settings {
+            enabled: true,
+            paths: vec!["/srv/a".into()],
+            servers: vec!["a".to_owned()],
+            ..Settings::default()
+        };
+        assert_eq!(Reach::default().applied(kept.clone()), kept);
+        let reach = Reach {
+            allow_path: Some(vec!["/srv/b".into()]),
+            // Said, and nobody.
+            allow_server: Some(Vec::new()),
+        };
+        let settings = reach.applied(kept);
+        assert!(settings.enabled);
+        assert_eq!(settings.paths, [PathBuf::from("/srv/b")]);
+        assert_eq!(settings.servers, [""; 0]);
+        for path in ["/", "vms"] {
+            let reach = Reach {
+                allow_path: Some(vec![path.into()]),
+                ..Reach::default()
+            };
+            assert!(reach.check().unwrap_err().contains("allow_path"), "{path}");
+        }
     }
 
     #[test]

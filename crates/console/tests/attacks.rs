@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hearth_console::{Accounts, Config, Home, Role, Settings, make_link};
+use hearth_console::{Accounts, Config, Home, Reach, Role, Settings, make_link};
 use tokio::sync::watch;
 
 const PASSWORD: &str = "correct horse battery";
@@ -78,6 +78,11 @@ fn free() -> SocketAddr {
 
 impl World {
     fn new() -> World {
+        World::reaching(|_| Reach::default())
+    }
+
+    /// One on whose host a file says of what users may reach what `reach` makes of its directory.
+    fn reaching(reach: impl FnOnce(&Path) -> Reach) -> World {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path());
         std::fs::create_dir(dir.path().join("vms")).unwrap();
@@ -98,6 +103,7 @@ impl World {
         daemon(&socket, Arc::clone(&reached));
         let config = Config {
             home: home.clone(),
+            reach: reach(dir.path()),
             monitor: socket.clone(),
             socket,
             attach: None,
@@ -489,6 +495,33 @@ fn an_operator_opens_nothing_that_is_not_listed() {
     assert!(reached[0].contains("hearth-for: anna\r\n"), "{reached:?}");
     assert!(!reached[0].to_lowercase().contains("cookie"), "{reached:?}");
     assert!(!reached[0].contains(&anna.token), "{reached:?}");
+}
+
+/// What was listed when the console was enabled is not reached where the host's own file lists something else.
+#[test]
+fn the_hosts_own_file_says_what_is_reached() {
+    let world = World::reaching(|dir| {
+        std::fs::create_dir(dir.join("others")).unwrap();
+        std::fs::write(dir.join("others/b.raw"), "b").unwrap();
+        Reach {
+            allow_path: Some(vec![dir.join("others")]),
+            allow_server: None,
+        }
+    });
+    let anna = world.account("anna");
+    let add = |path: &str| {
+        let path = world.dir.path().join(path);
+        let body = format!("{{\"name\":\"a\",\"origin\":\"{}\"}}", path.display());
+        world.with(&anna, "POST", "/v1/disks", &body).status
+    };
+    assert_eq!(add("vms/a.raw"), 403);
+    assert_eq!(world.reached(), [""; 0]);
+    assert_eq!(add("others/b.raw"), 200);
+    let listed = world.with(&anna, "GET", "/console/browse", "").body;
+    assert!(
+        listed.contains("others") && !listed.contains("vms"),
+        "{listed}"
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_console::{Accounts, Config, Home, Role, Settings, TlsFiles};
+use hearth_console::{Accounts, Config, Home, Reach, Role, Settings, TlsFiles};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tokio::sync::watch;
@@ -59,6 +59,7 @@ fn cookies_go_over_tls_only_and_nothing_is_said_in_the_clear() {
     .unwrap();
     let config = Config {
         home,
+        reach: Reach::default(),
         socket: dir.path().join("none.sock"),
         monitor: dir.path().join("none.sock"),
         attach: None,

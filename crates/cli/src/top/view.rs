@@ -10,10 +10,14 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table};
 
 use super::sample::{Row, Sample};
-use crate::table::plain;
+use crate::table::{cut, plain};
 
-/// Samples of the past that are drawn.
+/// Samples of the past that are drawn, and on how many columns all of them: on fewer, names have more need of the room.
 const PAST: usize = 16;
+const FEW: usize = 8;
+const WIDE: u16 = 96;
+/// Columns of what is beside the name and the past, with one between each two.
+const NUMBERS: [u16; 6] = [8, 8, 5, 6, 9, 9];
 /// Heights of a bar, from nothing on.
 const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const KEYS: &str = "sort by: n name  r reads  w writes  h hits  l latency  c cached  d dirty";
@@ -167,10 +171,13 @@ impl View {
             heading(Order::Dirty, "    dirty"),
             Cell::from("requests"),
         ]);
+        let past = if table.width < WIDE { FEW } else { PAST };
+        let others: u16 = NUMBERS.iter().map(|width| width + 1).sum();
+        let name = usize::from(table.width.saturating_sub(others + 1)).saturating_sub(past);
         let shown = self.sorted().into_iter().skip(self.above);
         let rows = shown.take(usize::from(table.height)).map(|row| {
             Cells::new([
-                plain(&row.name),
+                cut(&plain(&row.name), name),
                 format!("{:>8.0}", row.reads_per_second),
                 format!("{:>8.0}", row.writes_per_second),
                 row.read_hit_ratio
@@ -178,19 +185,13 @@ impl View {
                 row.read_mean_us.map_or_else(|| "     -".to_owned(), time),
                 format!("{:>9}", human(row.cached)),
                 format!("{:>9}", human(row.dirty)),
-                self.bars(&row.name),
+                self.bars(&row.name, past),
             ])
         });
-        let widths = [
-            Constraint::Min(10),
-            Constraint::Length(8),
-            Constraint::Length(8),
-            Constraint::Length(5),
-            Constraint::Length(6),
-            Constraint::Length(9),
-            Constraint::Length(9),
-            Constraint::Length(PAST as u16),
-        ];
+        let numbers = NUMBERS.map(Constraint::Length);
+        let widths = std::iter::once(Constraint::Min(10))
+            .chain(numbers)
+            .chain([Constraint::Length(past as u16)]);
         frame.render_widget(Table::new(rows, widths).header(headings), table);
         frame.render_widget(
             Paragraph::new(vec![Line::from(KEYS), Line::from(MORE_KEYS)]),
@@ -198,22 +199,33 @@ impl View {
         );
     }
 
+    /// What all do together, and what there is to say or else what is on flash.
     fn head(&self) -> Vec<Line<'static>> {
         let sum = |of: fn(&Row) -> f64| self.sample.disks.iter().map(of).sum::<f64>();
-        let pool = format!(
-            "{} disks   {:.0} reads/s   {:.0} writes/s   cached {} of {}   dirty {}",
-            self.sample.disks.len(),
+        let count = self.sample.disks.len();
+        let all = format!(
+            "{count} {}   {:.0} reads/s   {:.0} writes/s",
+            if count == 1 { "disk" } else { "disks" },
             sum(|r| r.reads_per_second),
             sum(|r| r.writes_per_second),
-            human(self.sample.cached),
-            human(self.sample.capacity),
-            human(self.sample.dirty)
         );
-        vec![Line::from(pool), Line::from(self.message.clone())]
+        let below = if !self.message.is_empty() {
+            self.message.clone()
+        } else if count == 0 {
+            "there is none yet; `hearth disk add NAME --origin PATH` adds one".to_owned()
+        } else {
+            format!(
+                "cached {} of {}   dirty {}",
+                human(self.sample.cached),
+                human(self.sample.capacity),
+                human(self.sample.dirty)
+            )
+        };
+        vec![Line::from(all), Line::from(below)]
     }
 
-    /// A disk's requests, each bar as high as its share of the most.
-    fn bars(&self, name: &str) -> String {
+    /// A disk's requests, the newest so many, each bar as high as its share of the most.
+    fn bars(&self, name: &str, shown: usize) -> String {
         let Some(past) = self.past.get(name) else {
             return String::new();
         };
@@ -223,8 +235,9 @@ impl View {
             let height = (share * (BARS.len() - 1) as f64).ceil() as usize;
             BARS.get(height).copied().unwrap_or(' ')
         };
-        let missing = std::iter::repeat_n(' ', PAST.saturating_sub(past.len()));
-        missing.chain(past.iter().map(bar)).collect()
+        let missing = std::iter::repeat_n(' ', shown.saturating_sub(past.len()));
+        let newest = past.iter().skip(past.len().saturating_sub(shown));
+        missing.chain(newest.map(bar)).collect()
     }
 }
 
@@ -295,7 +308,7 @@ mod tests {
             });
         }
         let lines = drawn(&view, 80, 24);
-        assert!(lines[0].starts_with("1 disks"), "{}", lines[0]);
+        assert!(lines[0].starts_with("1 disk  "), "{}", lines[0]);
         for heading in [
             "disk", "reads/s", "writes/s", "hits", "read", "cached", "dirty", "requests",
         ] {
@@ -315,6 +328,51 @@ mod tests {
         for (width, height) in [(1, 1), (20, 3), (80, 4), (200, 60)] {
             drawn(&view, width, height);
         }
+    }
+
+    #[test]
+    fn large_figures_and_long_names_fit_as_well() {
+        let mut view = View::default();
+        let name = "datastore/machines/database-of-accounts-flat.vmdk";
+        for _ in 0..PAST + 1 {
+            view.take(Sample {
+                disks: (0..500)
+                    .map(|_| Row {
+                        writes_per_second: 1e6,
+                        cached: 999 << 30,
+                        ..row(name, 1e6, 999 << 30)
+                    })
+                    .collect(),
+                capacity: 999 << 40,
+                cached: 999 << 40,
+                dirty: 999 << 30,
+                ..Sample::default()
+            });
+        }
+        let lines = drawn(&view, 80, 24);
+        let text = lines.join("\n");
+        for whole in [
+            "500 disks   500000000 reads/s   500000000 writes/s ",
+            "dirty 999 GiB ",
+        ] {
+            assert!(text.contains(whole), "{text}");
+        }
+        assert!(lines[3].starts_with("datastore/machines/… "), "{text}");
+        assert!(lines[3].ends_with(&"█".repeat(FEW)), "{text}");
+        let wide = drawn(&view, 160, 24);
+        assert!(
+            wide[3].starts_with(name) && wide[3].ends_with(&"█".repeat(PAST)),
+            "{wide:?}"
+        );
+    }
+
+    #[test]
+    fn without_disks_it_says_how_to_add_one() {
+        let mut view = View::default();
+        view.take(Sample::default());
+        assert!(drawn(&view, 80, 24)[1].contains("hearth disk add"));
+        view.trouble("the daemon is gone".to_owned());
+        assert!(drawn(&view, 80, 24)[1].contains("the daemon is gone"));
     }
 
     #[test]
