@@ -84,9 +84,17 @@ fn mirror(global: &Global, client: &Client, args: &DiskMirror) -> Outcome {
 
 fn move_to(global: &Global, client: &Client, args: &DiskMove) -> Outcome {
     let to = types::DiskMove {
-        origin: absolute_origin(&args.origin)?,
+        origin: args.origin.as_deref().map(absolute_origin).transpose()?,
+        flash_only: args.flash_only,
     };
     let info: DiskInfo = client.post(&disk_path(&args.name, "/move"), &to)?;
+    if args.flash_only {
+        return said(
+            global,
+            &info,
+            "what flash lacks of it is brought there in the background, which `hearth disk show` follows and `hearth disk flush` calls off; then it lives on this pool's flash and nowhere else, and is lost if that dies",
+        );
+    }
     said(
         global,
         &info,
@@ -270,8 +278,19 @@ fn home_text(info: &DiskInfo) -> String {
         DiskHome::Origin => info.settings.mode.word().to_owned(),
         DiskHome::Flash => "on flash alone".to_owned(),
         DiskHome::Scratch => "on flash alone, scratch".to_owned(),
+        DiskHome::Moving if info.onto_flash.is_some() => {
+            format!("{}, moving onto flash", info.settings.mode.word())
+        }
         DiskHome::Moving => format!("{}, moving off flash", info.settings.mode.word()),
     }
+}
+
+/// How far a disk is on its way onto flash.
+fn going_text(going: &types::OntoFlash) -> String {
+    let left = going.bytes_left.map_or("all of it".to_owned(), human);
+    let eta = going.eta_seconds;
+    let eta = eta.map_or(String::new(), |s| format!(", {s:.0} s at this rate"));
+    format!("onto flash, {left} to be looked at yet{eta}")
 }
 
 /// What somebody should know of a disk, besides what was asked for.
@@ -452,7 +471,9 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
         "read-only",
         if d.settings.read_only { "yes" } else { "no" }.to_owned(),
     );
-    if d.home == DiskHome::Moving {
+    if let Some(going) = &d.onto_flash {
+        line("moving", going_text(going));
+    } else if d.home == DiskHome::Moving {
         line(
             "moving",
             format!("{} are to be written to the origin", human(d.dirty)),

@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hearth_daemon::api::areas::{AreaBack, AreaInfo, AreaWanted, AreasState};
-use hearth_daemon::api::types::Done;
-
-use hearth_daemon::api::types::PoolInfo;
+use hearth_daemon::api::swap::{Endurance, SwapInfo, SwapTraffic};
+use hearth_daemon::api::types::{Done, PoolInfo};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_daemon::pool::of_device;
@@ -364,6 +363,47 @@ struct All<'a> {
     /// Set aside in the pool, and no swap of this host.
     idle: &'a [AreaInfo],
     settings: &'a [Setting],
+    /// What swap and the cache do on the flash that they share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic: Option<SwapTraffic>,
+    /// What may be written there, and who wrote.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    endurance: Option<Endurance>,
+}
+
+/// What the daemon sees of the flash that swap and the cache share. Without one there is nothing to be told.
+fn shared(global: &Global) -> SwapInfo {
+    let told: Result<SwapInfo, Error> = Client::new(&global.dir()).get("/v1/swap");
+    told.unwrap_or_default()
+}
+
+/// The budget in words.
+fn budget(of: &Endurance) -> String {
+    format!(
+        "of what may be written to the flash, {} a second in the long run, {:.0} % is used up lately; since the daemon started the cache wrote {}, and {} were swapped out",
+        human(of.bytes_per_s),
+        of.used * 100.0,
+        human(of.cache_write_bytes),
+        human(of.swap_write_bytes)
+    )
+}
+
+/// The same in words.
+fn told(traffic: &SwapTraffic) -> String {
+    let us = |us: Option<u64>| us.map_or("-".to_owned(), |us| format!("{us} µs"));
+    format!(
+        "on the pool's flash, a second: swap reads {} and writes {}, the cache reads {} and writes {}; a page is back in {}, usually {}{}",
+        human(traffic.swap_read_bytes_per_s),
+        human(traffic.swap_write_bytes_per_s),
+        human(traffic.cache_read_bytes_per_s),
+        human(traffic.cache_write_bytes_per_s),
+        us(traffic.latency_us),
+        us(traffic.usual_latency_us),
+        match traffic.cache_stands_back {
+            true => "; the cache stands back",
+            false => "",
+        }
+    )
 }
 
 /// What a pool that is served here has set aside, and is not noted here as used.
@@ -383,11 +423,17 @@ fn idle(global: &Global, shown: &[Shown]) -> Vec<AreaInfo> {
 fn show(global: &Global, areas: &Areas) -> Outcome {
     let (shown, settings) = (areas.show().map_err(wrong)?, areas.settings());
     let idle = idle(global, &shown);
+    let any = shown.iter().any(|s| s.on);
+    let SwapInfo {
+        traffic, endurance, ..
+    } = any.then(|| shared(global)).unwrap_or_default();
     if global.json {
         return print_json(&All {
             areas: &shown,
             idle: &idle,
             settings,
+            traffic,
+            endurance,
         });
     }
     for area in &idle {
@@ -419,6 +465,12 @@ fn show(global: &Global, areas: &Areas) -> Outcome {
             ]);
         }
         print!("{}", table.render());
+    }
+    if let Some(traffic) = &traffic {
+        println!("{}", told(traffic));
+    }
+    if let Some(endurance) = &endurance {
+        println!("{}", budget(endurance));
     }
     for Setting {
         path,

@@ -54,7 +54,8 @@ pub enum Home {
     /// The same, and all of it is zeros after a crash: nothing waits for flash to be flushed.
     Scratch,
     /// On its origin from now on, and most of it on flash alone still: it lived there, and was given an origin of zeros. What
-    /// was promised to it stays so until the origin has it all, and its dirty blocks count for nobody else meanwhile.
+    /// was promised to it stays so until the origin has it all, and its dirty blocks count for nobody else meanwhile. Or it is on its
+    /// way from there onto flash alone ([`Engine::hold`](crate::Engine::hold)), and comes back here if that does not come to an end.
     Moving,
 }
 
@@ -158,6 +159,8 @@ pub struct Request {
     pub crcs: SmallVec<[u32; 4]>,
     /// When it arrived, monotonic nanoseconds.
     pub start_ns: u64,
+    /// Of a write: it has no data, and changes nothing. What is there is put on flash as if a client had written it.
+    pub keeps: bool,
 }
 
 impl Request {
@@ -206,6 +209,15 @@ impl Request {
         }
     }
 
+    /// Has whole blocks of a disk that is [held](crate::Engine::hold) put on flash as they are.
+    pub fn keep(tag: u64, disk: DiskId, offset: u64, len: u64, now_ns: u64) -> Request {
+        let write = ReqOp::Write { fua: false };
+        Request {
+            keeps: true,
+            ..Self::new(tag, disk, write, offset, len, None, now_ns)
+        }
+    }
+
     /// Any request; `buf` only for reads and writes.
     pub fn new(
         tag: u64,
@@ -226,6 +238,7 @@ impl Request {
             buf,
             crcs: SmallVec::new(),
             start_ns,
+            keeps: false,
         }
     }
 }

@@ -106,8 +106,10 @@ pub(crate) struct Disk {
     /// The disk is about to grow: number of the record that makes copies of its odd last block void.
     /// Until it has grown no new copy is made.
     pub voiding: Option<u64>,
-    /// It was given an origin: what was appended up to then.
+    /// It was given an origin, or is held: what was appended up to then.
     pub moved_ord: u64,
+    /// It is on its way onto flash alone: nothing of it is written back, and no copies of its origin are made.
+    pub held: bool,
     /// Newest eviction of a segment in which a copy went. No record says so: until the segment is free,
     /// a crash brings the copy back.
     pub evicted: u64,
@@ -216,6 +218,7 @@ impl Disk {
             cleaned_ord: 0,
             voiding: None,
             moved_ord: 0,
+            held: false,
             drain: false,
             own_hand: 0,
             cached: 0,
@@ -351,7 +354,7 @@ impl Disk {
 
     /// True if the disk has something that the destager may have to bring to the origin.
     pub fn owes_destager(&self) -> bool {
-        self.attached && self.has_origin() && !self.fenced && self.is_dirty()
+        self.attached && self.has_origin() && !self.held && !self.fenced && self.is_dirty()
     }
 
     /// The same, and nothing speaks against it now. What an origin that hangs is given only comes back to
@@ -363,7 +366,7 @@ impl Disk {
 
     /// With `drain` or before a stop: is there something left to do?
     pub fn is_draining(&self, stopping: bool) -> bool {
-        let owes = self.is_dirty() || !self.origin.destage.written.is_empty();
+        let owes = self.is_dirty() && !self.held || !self.origin.destage.written.is_empty();
         let unflushed = !self.origin.intents.is_empty() || !self.origin.sync.is_durable();
         let attached = self.attached && self.has_origin();
         attached && (self.drain && (owes || unflushed) || stopping && unflushed)

@@ -2,6 +2,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod flush;
+pub(crate) mod keep;
 pub(crate) mod read;
 pub(crate) mod req;
 pub(crate) mod state;

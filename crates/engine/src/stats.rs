@@ -367,6 +367,9 @@ pub struct PoolStats {
     /// How much of the endurance budget is used up, in 256ths: fewer fills as it grows, none at
     /// 256. 0 without a budget.
     pub endurance_pressure: u32,
+    /// Bytes a second that may be written to flash in the long run, and how many may be now; none without a budget.
+    #[serde(default)]
+    pub endurance: Option<(u64, i64)>,
     /// 0 healthy, 1 failed.
     pub flash_failed: bool,
     /// Why, if so.

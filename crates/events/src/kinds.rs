@@ -185,12 +185,28 @@ kinds! {
     /// All of a pinned disk is on flash, after something of it had to be read in.
     "disk-pinned" Info DiskPinned { disk: String, bytes: u64 }
         "all of its {bytes} bytes are on flash"
+    /// Pages that come back from swap on the pool's flash take several times what is usual: destaging, reading ahead and the reading in of
+    /// pinned disks stand back.
+    "swap-slow" Notice SwapSlow { microseconds: u64, usual: u64 }
+        "a page comes back from swap in {microseconds} µs instead of {usual}: the cache stands back"
+    /// Pages come back from swap as usual; the cache does not stand back any more.
+    "swap-well" Info SwapWell {}
+        "pages come back from swap as usual"
     /// A disk that lives on flash was given an origin, to which all that it has is written.
     "disk-moving" Info DiskMoved { disk: String, origin: String }
         "moves to {origin}"
     /// The origin that a disk was given has everything.
     "disk-moved" Info DiskHasMoved { disk: String, origin: String }
         "{origin} has everything"
+    /// A disk with an origin is on its way onto flash alone.
+    "disk-moving-onto-flash" Info DiskGoesOntoFlash { disk: String }
+        "moves onto flash"
+    /// A disk lives on flash alone from now on; what its origin was is left as it is, and gets old.
+    "disk-on-flash" Notice DiskLivesOnFlash { disk: String, origin: String }
+        "lives on flash; {origin} is left as it is, and gets old"
+    /// A disk does not live on flash after all: its move was called off, or flash cannot hold it; it stays on its origin.
+    "disk-stays" Notice DiskStays { disk: String }
+        "stays on its origin"
     /// A disk is not served, because its origin is missing; it is tried again.
     "disk-waiting" Warning DiskWaiting { disk: String, why: String }
         "waiting: {why}"

@@ -220,8 +220,8 @@ impl Pool {
         if self.endurance_used >= 0.95 {
             reasons.push(Reason::note(
                 "endurance-used",
-                "the endurance budget is used up for now, and fewer reads are cached",
-                "if that stays so, raise --endurance or give the pool more flash",
+                "the endurance budget is used up for now by what the cache writes and what is swapped out, and fewer reads are cached",
+                "if that stays so, raise --endurance or give the pool more flash; `hearth swap show` says how much is swapped out",
             ));
         }
         Item::new(Kind::Pool, &self.name, reasons)

@@ -85,8 +85,8 @@ impl Files {
         self.sys.join("module/zswap/parameters")
     }
 
-    /// The whole host. Bytes read back since it started, instead of a rate, which needs two looks.
-    pub fn host(&self) -> Result<(Seen, u64), String> {
+    /// The whole host. Bytes read back and swapped out since it started, instead of rates, which need two looks.
+    pub fn host(&self) -> Result<(Seen, [u64; 2]), String> {
         let meminfo = text(&self.proc.join("meminfo")).ok_or("cannot read /proc/meminfo")?;
         let kib = |name| field(&meminfo, name).map(|n| n << 10);
         let vmstat = text(&self.proc.join("vmstat")).unwrap_or_default();
@@ -100,8 +100,8 @@ impl Files {
             zswap: self.zswap_seen(&meminfo),
             ..Seen::default()
         };
-        let swap_in = field(&vmstat, "pswpin").unwrap_or(0).saturating_mul(PAGE);
-        Ok((seen, swap_in))
+        let bytes = |name| field(&vmstat, name).unwrap_or(0).saturating_mul(PAGE);
+        Ok((seen, [bytes("pswpin"), bytes("pswpout")]))
     }
 
     fn ksm_seen(&self) -> Option<Ksm> {
@@ -219,9 +219,9 @@ mod tests {
             proc: dir.path().join("proc"),
             sys: dir.path().join("sys"),
         };
-        let (seen, swap_in) = files.host().unwrap();
+        let (seen, swapped) = files.host().unwrap();
         assert_eq!((seen.total, seen.available), (100 << 10, 40 << 10));
-        assert_eq!(swap_in, 3 * PAGE);
+        assert_eq!(swapped, [3 * PAGE, 4 * PAGE]);
         assert_eq!(
             seen.pressure,
             Some(Pressure {

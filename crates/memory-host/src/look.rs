@@ -28,7 +28,8 @@ pub struct Eyes {
     /// Up to where processes were swapped out.
     pub(crate) out_to: BTreeMap<u32, u64>,
     began: Instant,
-    swap_in: Option<(Instant, u64)>,
+    /// What was read back and swapped out by then.
+    swapped: Option<(Instant, [u64; 2])>,
 }
 
 impl Eyes {
@@ -40,21 +41,23 @@ impl Eyes {
             guests: Guests::default(),
             out_to: BTreeMap::new(),
             began: Instant::now(),
-            swap_in: None,
+            swapped: None,
         }
     }
 
     /// Looks.
     pub fn look(&mut self) -> Result<Seen, String> {
-        let (mut seen, mut swap_in) = self.places.files.host()?;
+        let (mut seen, mut swapped) = self.places.files.host()?;
         if let Some(group) = &self.config.cgroup {
-            swap_in = kernel::within(group, &mut seen)?;
+            // Whoever swaps out wears the host's flash.
+            swapped[0] = kernel::within(group, &mut seen)?;
         }
         let now = Instant::now();
         seen.at_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        if let Some((then, before)) = self.swap_in.replace((now, swap_in)) {
+        if let Some((then, before)) = self.swapped.replace((now, swapped)) {
             let seconds = now.duration_since(then).as_secs_f64().max(0.001);
-            seen.swap_in = (swap_in.saturating_sub(before) as f64 / seconds) as u64;
+            let rate = |at: usize| (swapped[at].saturating_sub(before[at]) as f64 / seconds) as u64;
+            (seen.swap_in, seen.swap_out) = (rate(0), rate(1));
         }
         let mut notes = Vec::new();
         seen.guests = self

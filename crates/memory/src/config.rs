@@ -95,6 +95,8 @@ pub struct MemoryConfig {
     /// A control group with a limit that all guests are in, such as `/sys/fs/cgroup/machine.slice`: then that is
     /// the host.
     pub cgroup: Option<PathBuf>,
+    /// What may be swapped out in the long run, GiB a day, for the flash's sake: with more, memory is taken back earlier.
+    pub swap_out_gib_per_day: Option<u64>,
     /// Guests.
     pub guest: Vec<GuestConfig>,
 }
@@ -105,6 +107,7 @@ impl Default for MemoryConfig {
             profile: Profile::default(),
             libvirt: true,
             cgroup: None,
+            swap_out_gib_per_day: None,
             guest: Vec::new(),
         }
     }

@@ -13,6 +13,7 @@ pub mod plan;
 pub mod rules;
 pub mod seen;
 pub mod status;
+pub mod wear;
 
 pub use config::{GuestConfig, MemoryConfig, Profile};
 pub use level::Level;

@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{MemoryConfig, Values};
+use crate::config::{MemoryConfig, Profile, Values};
 use crate::level::{Gauge, Level, waits, wanted};
 use crate::seen::{Guest, Seen};
+use crate::wear::Wear;
 use crate::{MIB, human};
 
 /// Balloons are moved in pieces of this size.
@@ -143,6 +144,7 @@ struct Kept {
 #[derive(Clone, Debug, Default)]
 pub struct Controller {
     gauge: Gauge,
+    wear: Wear,
     guests: BTreeMap<String, Kept>,
     /// When something was given back without need, and how long the next one waits.
     gave_at: Option<u64>,
@@ -211,7 +213,17 @@ impl Controller {
 
     /// What to do now, in this order.
     pub fn decide(&mut self, seen: &Seen, config: &MemoryConfig) -> Vec<Decision> {
-        let values = config.profile.values();
+        let per_day = config
+            .swap_out_gib_per_day
+            .map(|gib| gib.saturating_mul(1 << 30));
+        // What is swapped out is not held up: less has to be, if memory is taken back earlier.
+        let (values, why_early) = match self.wear.look(seen, per_day) {
+            true => (
+                Profile::Keen.values(),
+                "more is swapped out than the flash is to take (swap_out_gib_per_day)",
+            ),
+            false => (config.profile.values(), "the profile is keen"),
+        };
         let now = seen.at_ms;
         let level = self.gauge.look(seen, &values);
         self.guests
@@ -229,7 +241,7 @@ impl Controller {
             steps.push(step);
         }
         if values.early
-            && let Some(step) = compress(seen, &values, "the profile is keen")
+            && let Some(step) = compress(seen, &values, why_early)
         {
             steps.push(step);
         }

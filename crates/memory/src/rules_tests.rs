@@ -376,3 +376,42 @@ proptest! {
         prop_assert!(turned.iter().all(|n| *n <= 12), "{turned:?}");
     }
 }
+
+/// With more swapped out than the flash is to take, idle guests pay before memory is short.
+#[test]
+fn wear_of_the_flash_is_kept_down_by_taking_memory_back_earlier() {
+    // As much as `balanced` wants is available, and less than `keen` wants.
+    let mut host = made(4096, &[(2048, 300, false), (2048, 300, false)]);
+    host.swap = 1024 * MIB;
+    for guest in &mut host.guests {
+        guest.touched = 1875 * MIB;
+    }
+    let config = |gib| MemoryConfig {
+        swap_out_gib_per_day: gib,
+        ..MemoryConfig::default()
+    };
+    let run = |config: &MemoryConfig, out: u64| {
+        let mut controller = Controller::default();
+        let mut all = Vec::new();
+        // An hour's worth of 24 GiB a day is 1 GiB.
+        for n in 0..600 {
+            let seen = Seen {
+                swap_out: out,
+                ..host.seen(n * 1000)
+            };
+            all.extend(controller.decide(&seen, config));
+        }
+        all
+    };
+    let balloons = |all: &[Decision]| {
+        all.iter()
+            .filter(|d| d.step.word() == "balloon-take")
+            .count()
+    };
+    assert_eq!(balloons(&run(&config(None), 8 * MIB)), 0);
+    assert_eq!(balloons(&run(&config(Some(24)), MIB / 8)), 0);
+    let early = run(&config(Some(24)), 8 * MIB);
+    assert!(balloons(&early) > 0, "{early:?}");
+    let compressed = early.iter().find(|d| d.step == Step::Compress);
+    assert!(compressed.unwrap().why.contains("swap_out_gib_per_day"));
+}

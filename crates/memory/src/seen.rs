@@ -17,6 +17,9 @@ pub struct Seen {
     pub swap_free: u64,
     /// Bytes read back from swap each second.
     pub swap_in: u64,
+    /// Bytes swapped out each second, of the whole host; what is compressed in memory is not among them.
+    #[serde(default)]
+    pub swap_out: u64,
     /// Time lost to waiting for memory, where the kernel tells it.
     pub pressure: Option<Pressure>,
     /// Sharing of equal pages, where the kernel has it.

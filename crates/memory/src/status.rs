@@ -107,7 +107,7 @@ mod tests {
             },
             error: None,
         });
-        let golden = r#"{"version":1,"at":5,"pid":7,"profile":"keen","level":"soft","helpless":null,"seen":{"at_ms":0,"total":2,"available":1,"swap_total":0,"swap_free":0,"swap_in":0,"pressure":null,"ksm":null,"zswap":null,"guests":[{"name":"vm","pid":null,"assigned":3,"resident":0,"swapped":0,"compressed":null,"active":0,"cpu":0.0,"stalled_ms":null,"balloon":null,"inside":null,"reporting":null,"shared":false,"minimum":0,"maximum":0,"share":0}],"notes":[]},"steps":[{"at":4,"step":{"balloon":{"guest":"vm","from":3,"to":2}},"why":"w","error":null}]}"#;
+        let golden = r#"{"version":1,"at":5,"pid":7,"profile":"keen","level":"soft","helpless":null,"seen":{"at_ms":0,"total":2,"available":1,"swap_total":0,"swap_free":0,"swap_in":0,"swap_out":0,"pressure":null,"ksm":null,"zswap":null,"guests":[{"name":"vm","pid":null,"assigned":3,"resident":0,"swapped":0,"compressed":null,"active":0,"cpu":0.0,"stalled_ms":null,"balloon":null,"inside":null,"reporting":null,"shared":false,"minimum":0,"maximum":0,"share":0}],"notes":[]},"steps":[{"at":4,"step":{"balloon":{"guest":"vm","from":3,"to":2}},"why":"w","error":null}]}"#;
         assert_eq!(serde_json::to_string(&status).unwrap(), golden);
         assert_eq!(Status::parse(golden.as_bytes()), Ok(status.clone()));
         assert!(!status.is_silent(SILENT_MS) && status.is_silent(SILENT_MS + 6));

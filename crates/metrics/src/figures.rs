@@ -119,6 +119,21 @@ pub struct Pool {
     pub stats: PoolStats,
     /// Its flash devices.
     pub devices: Vec<Device>,
+    /// Who else uses them.
+    pub swap: Swap,
+}
+
+/// The kernel's swap on the flash of a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Swap {
+    /// Bytes that were swapped out there.
+    pub written: u64,
+    /// Bytes that came back.
+    pub read: u64,
+    /// Seconds until a page was back lately; 0 while too few come to tell.
+    pub latency: f64,
+    /// The cache leaves what nobody waits for, because swap is held up.
+    pub yields: bool,
 }
 
 /// A flash device's figures.
@@ -230,6 +245,36 @@ fn of_pool(page: &mut Page, pool: &Pool) {
         Gauge,
         "How much of the endurance budget is used up lately; 0 without one.",
         f64::from(stats.endurance_pressure) / 256.0,
+    );
+    one(
+        "hearth_endurance_bytes_per_second",
+        Gauge,
+        "What may be written to flash in the long run, by the cache and swap together; 0 without a budget.",
+        stats.endurance.map_or(0.0, |(rate, _)| rate as f64),
+    );
+    one(
+        "hearth_swap_written_bytes",
+        Counter,
+        "Swapped out to the flash.",
+        pool.swap.written as f64,
+    );
+    one(
+        "hearth_swap_read_bytes",
+        Counter,
+        "Read back from swap inside the pool.",
+        pool.swap.read as f64,
+    );
+    one(
+        "hearth_swap_read_seconds",
+        Gauge,
+        "How long it takes lately until a page is back from swap inside the pool; 0 while too few come to tell.",
+        pool.swap.latency,
+    );
+    one(
+        "hearth_swap_cache_yields",
+        Gauge,
+        "1 while the cache leaves what nobody waits for, because swap on the same flash is held up.",
+        f64::from(u8::from(pool.swap.yields)),
     );
     one(
         "hearth_flash_written_bytes",

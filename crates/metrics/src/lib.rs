@@ -10,6 +10,6 @@ pub mod figures;
 mod health;
 mod text;
 
-pub use figures::{Device, Disk, Pool, Row, SERIES_MAX, fold, page};
+pub use figures::{Device, Disk, Pool, Row, SERIES_MAX, Swap, fold, page};
 pub use health::{Judged, with_health};
 pub use text::Form;

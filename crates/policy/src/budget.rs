@@ -74,6 +74,12 @@ impl Budget {
         }
     }
 
+    /// Bytes a second that may be written in the long run, and how many may be now; none without a limit. Less than none may be now
+    /// while more was written, as of what guests write.
+    pub fn figures(&self) -> Option<(u64, i64)> {
+        Some((self.rate?, self.left))
+    }
+
     /// How tight it is: 0 with half the bucket left or more, 256 when it is empty.
     pub fn pressure(&self) -> u32 {
         let Some(rate) = self.rate else { return 0 };
@@ -107,7 +113,8 @@ mod tests {
     fn drive_writes_are_per_day() {
         // A 1 TB drive at 0.3 DWPD may take 3.47 MB/s.
         let b = Budget::drive_writes_per_day(1_000_000_000_000, 300);
-        assert_eq!(b.rate, Some(3_472_222));
+        assert_eq!(b.figures(), Some((3_472_222, 3_472_222 * 3600)));
+        assert_eq!(Budget::unlimited().figures(), None);
         assert_eq!(Budget::unlimited().pressure(), 0);
     }
 }

@@ -293,6 +293,11 @@ impl Policy {
         }
     }
 
+    /// Bytes a second that the budget allows, and how many may be written now.
+    pub fn budget(&self) -> Option<(u64, i64)> {
+        self.config.budget.figures()
+    }
+
     /// How much of the budget is used up, in 256ths.
     pub fn pressure(&self) -> u32 {
         self.pressure
@@ -333,6 +338,20 @@ mod tests {
         let policy = Policy::new(Config::of(blocks));
         let per_block = policy.footprint() as f64 / blocks as f64;
         assert!(per_block < 0.8, "{per_block} bytes per block");
+    }
+
+    #[test]
+    fn what_others_wrote_leaves_less_for_the_cache() {
+        let mut policy = Policy::new(Config {
+            budget: Budget::bytes_per_second(4096),
+            ..Config::of(1000)
+        });
+        assert_eq!(policy.budget(), Some((4096, 3600 * 4096)));
+        policy.wrote(3600);
+        policy.tick(0);
+        assert_eq!(policy.budget(), Some((4096, 0)));
+        assert_eq!(policy.leave(stay(3, false), true), Place::Drop);
+        assert_eq!(Policy::new(Config::of(1000)).budget(), None);
     }
 
     #[test]

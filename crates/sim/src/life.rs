@@ -10,6 +10,7 @@
 
 mod changes;
 mod ends;
+pub(crate) mod held;
 mod reckoning;
 mod trouble;
 mod without;
@@ -172,6 +173,7 @@ impl World<'_> {
                 return Ok(());
             }
             self.late_comers()?;
+            self.go_on_holding()?;
             if self.wants_more() && self.rng.chance(eager, 10) {
                 let index = self.rng.below(self.disks.len() as u64) as usize;
                 if !self.disks[index].resting {

@@ -410,6 +410,25 @@ impl Subject for RealSubject {
             other => retry(other).map(|done| done.is_some()),
         }
     }
+    fn hold(&self, id: DiskId) -> Result<bool, String> {
+        match self.engine.hold(id, true) {
+            Err(hearth_engine::ControlError::Dirty) => Ok(false),
+            other => retry(other).map(|done| done.is_some()),
+        }
+    }
+    fn is_held(&self, id: DiskId) -> bool {
+        self.engine.is_held(id)
+    }
+    fn is_whole(&self, id: DiskId) -> Result<Option<bool>, String> {
+        match self.engine.is_whole(id) {
+            Err(hearth_engine::ControlError::Dirty) => Ok(None),
+            other => retry(other).map(|done| Some(done.is_some())),
+        }
+    }
+    fn unkept(&self, id: DiskId, offset: u64, end: u64) -> Result<(u64, u64), u64> {
+        let found = self.engine.unkept(id, offset, end);
+        found.map(|(from, len, _)| (from, len))
+    }
     fn drain(&self, id: DiskId, on: bool) -> Result<(), String> {
         self.engine.drain(id, on).map_err(text)
     }

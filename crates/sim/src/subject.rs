@@ -79,6 +79,22 @@ pub trait Subject {
     fn rehome(&self, _id: DiskId, _home: Home) -> Result<bool, String> {
         Ok(false)
     }
+    /// Holds a disk on flash that is promised room there. False: not now, or not possible.
+    fn hold(&self, _id: DiskId) -> Result<bool, String> {
+        Ok(false)
+    }
+    /// Is it held?
+    fn is_held(&self, _id: DiskId) -> bool {
+        false
+    }
+    /// Has flash all of it, durably? None: something has still to be kept.
+    fn is_whole(&self, _id: DiskId) -> Result<Option<bool>, String> {
+        Ok(None)
+    }
+    /// The first bytes that flash does not have as the disk's own, or how far there are none.
+    fn unkept(&self, _id: DiskId, _offset: u64, end: u64) -> Result<(u64, u64), u64> {
+        Err(end)
+    }
     /// Starts or stops writing back everything dirty at full speed.
     fn drain(&self, id: DiskId, on: bool) -> Result<(), String>;
     /// True if nothing of the disk is dirty: the origin alone is the disk.

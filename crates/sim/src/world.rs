@@ -12,6 +12,7 @@ use crate::area::Aside;
 use crate::content::BLOCK;
 use crate::device::{Base, SimDevice, Tear};
 use crate::flashes::Flashes;
+use crate::life::held::Held;
 use crate::mirrored::{self, Due, Mirrored};
 use crate::model::Model;
 use crate::origin::Origin;
@@ -84,6 +85,12 @@ pub(crate) struct Disk {
     pub origin_failed: u64,
     /// No new requests: about to be detached.
     pub resting: bool,
+    /// It is on its way onto flash alone.
+    pub held: Option<Held>,
+    /// It lived on an origin once that still has what it had: none of zeros, as one is that it could be given.
+    pub left_origin: bool,
+    /// What its origin has was put on flash as its own: there is more of it there alone than guests have written.
+    pub kept: bool,
     /// It is not attached: after so many steps it will be.
     pub late: Option<u64>,
     /// Whether what flash holds of it is older than its origin must be asked before it is attached.
@@ -212,6 +219,11 @@ fn slow_flash(seed: u64, others: u64) -> Option<u16> {
 }
 
 impl<'a> World<'a> {
+    /// How large a disk may be that moves onto flash.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.kept_blocks * 4096
+    }
+
     /// A world of a seed: devices and disks exist, nothing is formatted yet.
     pub fn new(
         seed: u64,
@@ -466,6 +478,9 @@ impl<'a> World<'a> {
             stung_alone: BTreeMap::new(),
             origin_failed: 0,
             resting: false,
+            held: None,
+            left_origin: false,
+            kept: false,
             late: None,
             distrusted: false,
             maybe_dirty: false,

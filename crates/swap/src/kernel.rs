@@ -74,6 +74,21 @@ pub fn available() -> io::Result<u64> {
         .ok_or_else(|| io::Error::other("/proc/meminfo does not say what is available"))
 }
 
+/// Bytes that were ever swapped out to files and devices (`pswpout`); what is compressed in memory is not among them.
+pub fn swapped_out() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/vmstat")?;
+    let pages = pages_out(&text)
+        .ok_or_else(|| io::Error::other("/proc/vmstat does not say what was swapped out"))?;
+    // SAFETY: it has no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Ok(pages.saturating_mul(page.max(0) as u64))
+}
+
+fn pages_out(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix("pswpout "))?;
+    line.trim().parse().ok()
+}
+
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
@@ -145,6 +160,17 @@ mod tests {
         assert_eq!((found[1].size, found[1].used), (1020 << 10, 512 << 10));
         assert_eq!(parse(""), []);
         assert_eq!(parse("x\ny z\n/a b c d e\n"), []);
+    }
+
+    #[test]
+    fn what_was_swapped_out_is_counted_in_pages() {
+        assert_eq!(
+            pages_out("pswpin 3\npswpout 12\npswpout_zero 4\n"),
+            Some(12)
+        );
+        assert_eq!(pages_out("pswpin 3\n"), None);
+        assert_eq!(pages_out("pswpout x\n"), None);
+        assert!(swapped_out().is_ok());
     }
 
     #[test]

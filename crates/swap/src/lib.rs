@@ -7,16 +7,18 @@
 //! An area is a file of its own beside the pool's flash file, written in full ([`area`]), or a stretch of the flash that the pool
 //! has set aside ([`in_pool`]), which may be encrypted ([`crypt`]); what is
 //! set on the host for it, and was set before, is in [`tuning`]; what is noted, for the next boot and for undoing, in
-//! [`notes`]; [`areas`] puts these together in the order that a crash at any step leaves nothing behind that
-//! nobody knows of.
+//! [`notes`]; whether pages that come back wait for others on the same flash tells [`contention`], and how much was written there
+//! [`written`]. [`areas`] puts these together in the order that a crash at any step leaves nothing behind that nobody knows of.
 
 pub mod area;
 pub mod areas;
+pub mod contention;
 pub mod crypt;
 pub mod in_pool;
 pub mod kernel;
 pub mod notes;
 pub mod tuning;
+pub mod written;
 
 pub use areas::{Areas, Request, RequestInPool};
 pub use hearth_fault::Fault;

@@ -392,3 +392,161 @@ fn a_kill_in_the_midst_of_a_move_leaves_the_old_disk_or_the_new_one() -> Result<
     }
     Ok(())
 }
+
+/// A file of which a part is data, and the rest a hole; and what is in it.
+fn partly_written(hearth: &Hearth, name: &str, round: u8) -> Result<(std::path::PathBuf, Vec<u8>)> {
+    let file = hearth.dir().join(name);
+    let content = content_of(round);
+    let written = std::fs::File::create(&file)?;
+    written.set_len(MOVED)?;
+    for n in (0..20).filter(|n| n % 4 != 3) {
+        let at = n * MIB;
+        std::os::unix::fs::FileExt::write_all_at(&written, &content[at..][..MIB], at as u64)?;
+    }
+    Ok((file, content))
+}
+
+/// Waits until a disk lives on flash.
+fn lives_on_flash(hearth: &Hearth, name: &str) -> Result<Value> {
+    until("it lives on flash", LIMIT, || {
+        let now = shown(hearth, name).ok()?;
+        (now["home"] == "flash").then_some(now)
+    })
+}
+
+#[test]
+fn a_disk_with_an_origin_comes_to_live_on_flash_while_it_is_used() -> Result<()> {
+    let mut hearth = Hearth::serving("128M")?;
+    let (file, mut content) = partly_written(&hearth, "d.raw", 3)?;
+    hearth.add("d", path(&file), &["--pin"])?;
+    let other = hearth.origin("other", 80 << 20)?;
+    hearth.add("large", path(&other), &[])?;
+    let odd = hearth.origin("odd", (1 << 20) + 512)?;
+    hearth.add("odd", path(&odd), &[])?;
+    hearth.add(
+        "through",
+        path(&hearth.origin("t", 1 << 20)?),
+        &["--mode", "write-through"],
+    )?;
+    hearth.add(
+        "less",
+        path(&hearth.origin("l", 4 << 20)?),
+        &["--max", "1M"],
+    )?;
+    hearth.ok(&["disk", "add", "f", "--flash-only", "4M"])?;
+
+    // What cannot be is refused, and stays as it is.
+    for (name, why) in [
+        ("large", "cannot be promised"),
+        ("odd", "multiples of 4K"),
+        ("through", "--mode write-back"),
+        ("less", "--max 0"),
+        ("f", "lives on flash already"),
+        ("nobody", "nobody"),
+    ] {
+        let said = hearth.refused(&["disk", "move", name, "--flash-only"])?;
+        ensure!(said.contains(why), "{name}: {said}");
+    }
+    ensure!(shown(&hearth, "large")?["home"] == "origin");
+    let both = hearth.refused(&["disk", "move", "d", "--flash-only", "--origin", "/x"])?;
+    ensure!(both.contains("--flash-only"), "{both}");
+
+    // Some of it is dirty, some was discarded, and the client that is connected goes on.
+    let mut client = hearth.connect("d")?;
+    client.write(2 << 20, &bytes(77))?;
+    content[2 * MIB..3 * MIB].fill(77);
+    client.call(Command::Trim, 8 << 20, MIB as u32, &[])?;
+    content[8 * MIB..9 * MIB].fill(0);
+    let said = hearth.said(&["disk", "move", "d", "--flash-only"])?;
+    ensure!(said.contains("in the background"), "{said}");
+    for round in 0..8u8 {
+        let n = 9 + usize::from(round);
+        client.write((n * MIB) as u64, &bytes(100 + round))?;
+        content[n * MIB..][..MIB].fill(100 + round);
+    }
+    client.call(Command::Trim, 0, MIB as u32, &[])?;
+    content[..MIB].fill(0);
+    client.flush()?;
+    let now = lives_on_flash(&hearth, "d")?;
+    ensure!(now["pin"] == false && now["onto_flash"].is_null(), "{now}");
+    ensure!(
+        now["origin"]
+            .as_str()
+            .is_some_and(|o| o.starts_with("flash:")),
+        "{now}"
+    );
+    client.write(23 << 20, &bytes(55))?;
+    content[23 * MIB..].fill(55);
+    client.flush()?;
+    ensure!(client.read(23 << 20, MIB as u32)? == bytes(55));
+
+    // Its origin is nobody's any more: nothing is read there, and nothing written.
+    drop(client);
+    std::fs::write(&file, bytes(13).repeat(24))?;
+    holds(&hearth, "d", &content)?;
+    hearth.kill9()?;
+    hearth.start()?;
+    holds(&hearth, "d", &content)?;
+    ensure!(shown(&hearth, "d")?["home"] == "flash");
+    hearth.stop()?;
+    hearth.start()?;
+    holds(&hearth, "d", &content)?;
+    ensure!(std::fs::read(&file)? == bytes(13).repeat(24));
+
+    // And back.
+    let new = hearth.dir().join("new.raw");
+    hearth.ok(&["disk", "move", "d", "--origin", path(&new)])?;
+    moved(&hearth, "d", &new, &content)
+}
+
+#[test]
+fn a_move_onto_flash_that_is_called_off_or_killed_leaves_the_disk_on_its_origin() -> Result<()> {
+    let mut hearth = Hearth::serving("128M")?;
+    for round in 0..4u8 {
+        let name = format!("d{round}");
+        let (file, mut content) = partly_written(&hearth, &format!("{name}.raw"), round)?;
+        // It takes long to be read, so that something comes between.
+        hearth.add(&name, &format!("model-hdd:{}", path(&file)), &[])?;
+        let mut client = hearth.connect(&name)?;
+        client.write(2 << 20, &bytes(200 + round))?;
+        content[2 * MIB..3 * MIB].fill(200 + round);
+        client.flush()?;
+        drop(client);
+        hearth.ok(&["disk", "move", &name, "--flash-only"])?;
+        match round {
+            0 => {
+                let said = hearth.refused(&["disk", "move", &name, "--flash-only"]);
+                // Unless it was over already.
+                if let Ok(said) = said {
+                    ensure!(said.contains("flash"), "{said}");
+                }
+                hearth.ok(&["disk", "flush", &name])?;
+            }
+            1 => {
+                hearth.kill9()?;
+                hearth.start()?;
+            }
+            2 => {
+                let begun = |hearth: &Hearth| -> Option<()> {
+                    let now = shown(hearth, &name).ok()?;
+                    let some = now["cached"].as_u64()? > 4 << 20;
+                    (some || now["home"] == "flash").then_some(())
+                };
+                until("some of it is on flash", LIMIT, || begun(&hearth))?;
+                hearth.kill9()?;
+                hearth.start()?;
+            }
+            _ => {
+                hearth.stop()?;
+                hearth.start()?;
+            }
+        }
+        holds(&hearth, &name, &content)?;
+        match shown(&hearth, &name)?["home"] == "flash" {
+            true => println!("round {round}: it was over before"),
+            false => moved(&hearth, &name, &file, &content)?,
+        }
+        hearth.ok(&["disk", "remove", &name, "--discard-dirty", "--yes"])?;
+    }
+    Ok(())
+}

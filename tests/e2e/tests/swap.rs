@@ -96,6 +96,14 @@ fn page_cluster() -> Result<String> {
     Ok(std::fs::read_to_string(PAGE_CLUSTER)?.trim().to_owned())
 }
 
+/// Can swap be encrypted here?
+fn has_crypt() -> bool {
+    let run = |program: &str, word: &str| Command::new(program).arg(word).output();
+    let targets = run("dmsetup", "targets");
+    let crypt = targets.is_ok_and(|out| String::from_utf8_lossy(&out.stdout).contains("crypt"));
+    crypt && run("cryptsetup", "--version").is_ok()
+}
+
 /// A daemon, where a test can swap.
 fn daemon(test: &str) -> Result<Option<Hearth>> {
     // SAFETY: no preconditions.
@@ -239,6 +247,19 @@ fn what_cannot_be_is_told() -> Result<()> {
         device.contains("no file") && device.contains("--in-pool"),
         "{device}"
     );
+    let in_clear = ["on", "--size", "8M", "--in-pool", "--encrypt"];
+    if !has_crypt() {
+        let clear = refused(&hearth, &in_clear)?;
+        ensure!(
+            clear.contains("cannot be encrypted") && clear.contains("leave --encrypt out"),
+            "{clear}"
+        );
+        let aside = said(&hearth, &["show"])?;
+        ensure!(
+            aside["areas"] == aside["idle"] && aside["idle"] == Value::Array(Vec::new()),
+            "{aside}"
+        );
+    }
     let mut foreign = std::fs::canonicalize(hearth.flash())?.into_os_string();
     foreign.push(".swap");
     std::fs::write(&foreign, b"somebody's")?;

@@ -95,8 +95,11 @@ pub enum Disk {
         hearth disk scrub vm1 --every 7"
     )]
     Scrub(DiskScrub),
-    /// Give a disk that lives on flash an origin while it is in use; what it has is written there in the background
-    #[command(after_help = "Example:\n  hearth disk move db --origin /srv/db.raw")]
+    /// Give a disk that lives on flash an origin, or have one with an origin live on flash alone, while it is in use; what is lacking
+    /// there is written in the background
+    #[command(
+        after_help = "Example:\n  hearth disk move db --origin /srv/db.raw\n  hearth disk move vm1 --flash-only"
+    )]
     Move(DiskMove),
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
@@ -223,8 +226,11 @@ pub struct DiskMove {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// A file that does not exist, which is made, or one that is as large as the disk and has no data (`truncate -s`)
-    #[arg(long, value_name = "PATH")]
-    pub origin: String,
+    #[arg(long, value_name = "PATH", required_unless_present = "flash_only")]
+    pub origin: Option<String>,
+    /// On flash alone; its origin is left as it is then, and gets old
+    #[arg(long, conflicts_with = "origin")]
+    pub flash_only: bool,
 }
 
 #[derive(Clone, Debug, Args)]

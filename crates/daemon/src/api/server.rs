@@ -427,7 +427,7 @@ async fn set_mirror(
     .await
 }
 
-/// Give a disk that lives on flash an origin while it is served: a new file, to which all that it has is written in the background.
+/// Give a disk that lives on flash an origin while it is served: a new file, to which all that it has is written in the background. Or have one with an origin live on flash alone.
 #[utoipa::path(post, path = "/v1/disks/{name}/move", tag = "disks", params(("name" = String, Path)),
     request_body = DiskMove, responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
@@ -436,8 +436,13 @@ async fn move_disk(
     Path(name): Path<String>,
     Body(to): Body<DiskMove>,
 ) -> Result<Json<DiskInfo>> {
-    // It is made there.
-    let spot = crate::spot::of(&to.origin);
+    let asked = name.clone();
+    let find = move |c: &dyn Control| match &to.origin {
+        // It is made there.
+        Some(origin) => Ok((crate::spot::of(origin), to)),
+        None => c.spot_of(&asked).map(|spot| (spot, to)),
+    };
+    let Json((spot, to)) = run(panel.clone(), find).await?;
     run_at(panel, spot, Class::Asked, move |c| c.move_disk(&name, &to)).await
 }
 

@@ -423,6 +423,9 @@ pub struct PoolReport {
     /// How much of the endurance budget is used up lately, 0 to 1: fewer fills as it grows, none
     /// at 1. 0 without a budget.
     pub endurance_used: f64,
+    /// The budget, and who wrote; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endurance: Option<crate::api::swap::Endurance>,
     /// The flash device failed; disks go on from their origins.
     pub flash_failed: bool,
     /// What somebody should know about the flash: that the cache is off, and why.
@@ -566,6 +569,7 @@ impl PoolReport {
             admission: if stats.gate { "gated" } else { "open" }.to_owned(),
             admission_changes: stats.rule_switches,
             endurance_used: f64::from(stats.endurance_pressure) / 256.0,
+            endurance: None,
             flash_failed: stats.flash_fault == Some(FlashFault::Broken),
             notices,
             flash_read_us: stats.flash_read_ns as f64 / 1000.0,

@@ -119,7 +119,7 @@ pub enum DiskHome {
     Flash,
     /// On flash alone, and nothing of it is left after a crash.
     Scratch,
-    /// On its origin, which it was given while it lived on flash, and which does not have everything yet.
+    /// On its origin, which it was given while it lived on flash, and which does not have everything yet; or on its way from there onto flash.
     Moving,
 }
 
@@ -374,6 +374,9 @@ pub struct DiskInfo {
     /// How far it is, if it is to be all on flash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<PinInfo>,
+    /// How far it is, if it is on its way from its origin onto flash alone; `home` is `moving` meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub onto_flash: Option<OntoFlash>,
     /// Bytes of flash kept for it as advised, until the daemon stops or other advice is applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<u64>,
@@ -441,12 +444,27 @@ pub struct DiskInfo {
     pub incomplete: Option<ErrorBody>,
 }
 
-/// Where a disk that lives on flash is to be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Where a disk is to be: one of the two.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskMove {
-    /// Its origin: the path of a file that does not exist, which is made, or of one that is as large and has no data.
-    pub origin: String,
+    /// Of one that lives on flash, its origin: the path of a file that does not exist, which is made, or of one that is as large and has no data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// On flash alone. What its origin has is brought there in the background; then the origin is let go as it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flash_only: bool,
+}
+
+/// How far a disk is on its way onto flash alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OntoFlash {
+    /// Bytes of the disk that are to be looked at yet; absent until it has begun.
+    pub bytes_left: Option<u64>,
+    /// Bytes a second, lately.
+    pub bytes_per_second: f64,
+    /// Seconds that it will take at that rate.
+    pub eta_seconds: Option<f64>,
 }
 
 /// What is to change about the legs of a disk; what is absent stays as it is.

@@ -567,7 +567,7 @@ impl Control for Arc<Daemon> {
     }
 
     fn swap(&self) -> Result<SwapInfo> {
-        super::swap::info(&self.state_dir)
+        self.swap_info()
     }
 
     fn areas(&self) -> AreasState {

@@ -28,7 +28,7 @@ use crate::size::human;
 pub(super) const SEGMENTS_MIN: u64 = 12;
 
 /// The device of a disk that has no origin.
-fn device(record: &DiskRecord) -> Device {
+pub(super) fn device(record: &DiskRecord) -> Device {
     Device::remote(Arc::new(Nowhere::new("flash alone", record.size)))
 }
 

@@ -78,6 +78,7 @@ impl Daemon {
                 self.sample();
                 self.auto_round();
                 self.moves_round();
+                self.swap_round();
             }
             self.beats.fetch_add(1, Ordering::Relaxed);
             if let Some(reason) = self.wait_for_stop(if busy { ROUND_BUSY } else { ROUND_IDLE }) {

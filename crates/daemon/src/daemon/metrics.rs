@@ -25,6 +25,7 @@ impl Daemon {
             stuck: lock(&self.stuck).len() as u64,
             stats: self.engine.pool_stats(),
             devices: self.counted_devices(),
+            swap: self.swap_figures(),
         };
         let mut disks: Vec<Disk> = {
             let table = self.disks.lock();

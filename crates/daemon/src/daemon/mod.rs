@@ -27,6 +27,7 @@ mod losses;
 mod metrics;
 mod moves;
 mod noter;
+mod onto_flash;
 mod pins;
 mod report;
 mod reshape;
@@ -210,6 +211,8 @@ pub struct Daemon {
     room_keeper: Mutex<Option<rooms::RoomKeeper>>,
     /// Reads in disks that are to be all on flash.
     pins: Mutex<Option<pins::Pins>>,
+    /// Disks on their way onto flash alone.
+    goings: Mutex<onto_flash::Goings>,
     /// The way to the engine past the data threads.
     door: Arc<Shared>,
     /// For all that an origin, or where it lies, can hold up.
@@ -242,6 +245,8 @@ pub struct Daemon {
     stop: Mutex<Option<StopReason>>,
     stop_changed: Condvar,
     beats: AtomicU64,
+    /// Who uses the flash beside the cache.
+    shared_flash: Mutex<swap::Shared>,
     /// Threads that were found stuck lately.
     stuck: Mutex<Vec<StuckThread>>,
     /// Second at which shares of disks that follow the advice are next looked at.
@@ -400,6 +405,7 @@ impl Daemon {
             rooms,
             room_keeper: Mutex::default(),
             pins: Mutex::default(),
+            goings: Mutex::default(),
             door,
             workers,
             observer,
@@ -422,6 +428,7 @@ impl Daemon {
             stop: Mutex::default(),
             stop_changed: Condvar::new(),
             beats: AtomicU64::new(0),
+            shared_flash: Mutex::default(),
             stuck: Mutex::default(),
             auto_due: AtomicU64::new(advice::AUTO_SECONDS),
             measuring: attach::MeasuredSpots::default(),

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use hearth_engine::api::DiskId;
 use hearth_format::{DiskRecord, Home};
+use hearth_io::file::sync_names;
 use hearth_io::{BLOCK, BlockFile, Device, OpenMode, OriginSpec, Source, Target};
 use hearth_origin::Backing;
 use hearth_origin::owner::Take;
@@ -33,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::life::Life;
 use crate::origin;
 use crate::place::FileSystem;
+use crate::pool::Pool;
 use crate::size::human;
 use crate::table::Purpose;
 
@@ -109,6 +111,8 @@ fn make(path: &Path, size: u64, holds: u64) -> Result<Made> {
         Err(e) if e.kind() == ErrorKind::AlreadyExists => {
             let begun = std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == 0);
             if !begun {
+                // It may have been made a moment ago: the registry must not name what a power cut takes away.
+                sync_names(path).map_err(|e| cannot("look at", path, &e))?;
                 return Ok(Made {
                     path: None,
                     fresh: false,
@@ -152,10 +156,30 @@ fn check_empty(text: &str, device: &Device, size: u64, fresh: bool) -> Result<()
     ))
 }
 
+/// Refuses where the flash has not taken the registry as it is now.
+pub(super) fn flash_knows(pool: &Pool) -> Result<()> {
+    match pool.is_settled() {
+        true => Ok(()),
+        false => Err(Error::unavailable(
+            "the pool's flash does not take the change of the disk",
+            "`hearth pool show` says why; put that right, then try again",
+        )),
+    }
+}
+
 impl Daemon {
     /// Gives a disk that lives on flash an origin while it is served.
     pub(super) fn move_disk(self: &Arc<Daemon>, name: &str, to: &DiskMove) -> Result<DiskInfo> {
-        let text = to.origin.as_str();
+        let text = match (&to.origin, to.flash_only) {
+            (Some(origin), false) => origin.as_str(),
+            (None, true) => return self.move_onto_flash(name),
+            _ => {
+                return Err(Error::invalid(
+                    "a disk is moved either to an origin or onto flash alone",
+                    "give one of the two",
+                ));
+            }
+        };
         let spec = origin::parse(text)?;
         let path = plain_file(text, &spec)?;
         let record = self.with_record(name)?;
@@ -219,6 +243,22 @@ impl Daemon {
             self.note_place(id, (old_place, true));
             return Err(e);
         }
+        let was = |now: &mut DiskRecord| {
+            now.origin.clone_from(&record.origin);
+            now.home = record.home;
+            now.rules = record.rules;
+            now.origin_identity = record.origin_identity;
+            now.clean_detach = record.clean_detach;
+        };
+        // Kept beside the flash only, it is not what the next start finds there: it would take the disk for one that lives on flash,
+        // with part of it evicted.
+        if let Err(e) = flash_knows(&lock(&self.pool)) {
+            self.note_place(id, (old_place, true));
+            if let Err(back) = self.change_home(name, id, was) {
+                tracing::warn!(disk = %name, "it is noted as moving to {text}: {back}");
+            }
+            return Err(e);
+        }
         let pool = self.pool.clone();
         let device = Arc::new(device.before_first_write(move || withdraw_promise(&pool, id)));
         let before = self.targets.set(Target::Origin(id), Some(device.clone()));
@@ -232,13 +272,7 @@ impl Daemon {
             drop(self.targets.set(Target::Origin(id), before));
             self.rooms.forget(id);
             self.note_place(id, (old_place, true));
-            let back = self.change_home(name, id, |now| {
-                now.origin.clone_from(&record.origin);
-                now.home = record.home;
-                now.rules = record.rules;
-                now.origin_identity = record.origin_identity;
-                now.clean_detach = record.clean_detach;
-            });
+            let back = self.change_home(name, id, was);
             if let Err(e) = back {
                 tracing::warn!(disk = %name, "it is noted as moving to {text}, from the next start on: {e}");
             }
@@ -308,7 +342,12 @@ impl Daemon {
     }
 
     /// Changes a disk's record, durably.
-    fn change_home(&self, name: &str, id: DiskId, change: impl Fn(&mut DiskRecord)) -> Result<()> {
+    pub(super) fn change_home(
+        &self,
+        name: &str,
+        id: DiskId,
+        change: impl Fn(&mut DiskRecord),
+    ) -> Result<()> {
         lock(&self.pool).change(|registry| {
             let record: &mut DiskRecord =
                 registry.by_id_mut(id).ok_or_else(|| Error::no_disk(name))?;
@@ -330,7 +369,7 @@ impl Daemon {
         drop(pool);
         for (id, name, origin) in moving {
             let status = self.engine.status(id).unwrap_or_default();
-            if !status.attached || status.owed_blocks() > 0 {
+            if !status.attached || status.owed_blocks() > 0 || self.engine.is_held(id) {
                 continue;
             }
             let served = |disks: &crate::table::Slots<super::Slot>| {
@@ -358,5 +397,53 @@ impl Daemon {
                 Err(e) => tracing::warn!(disk = %name, "it cannot be noted that it has moved: {e}"),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 8 << 20;
+
+    fn opened(path: &Path) -> Device {
+        Device::new(BlockFile::open(path, OpenMode::default()).unwrap())
+    }
+
+    #[test]
+    fn a_file_that_was_made_in_vain_goes_again_and_one_that_holds_something_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new");
+        let made = make(&path, SIZE, 0).unwrap();
+        assert!(made.fresh && std::fs::metadata(&path).unwrap().len() == SIZE);
+        check_empty("new", &opened(&path), SIZE, true).unwrap();
+        drop(made);
+        assert!(!path.exists());
+        make(&path, SIZE, 0).unwrap().keep();
+        assert!(path.exists());
+        // What was there before is nobody's to remove, also if it is empty.
+        drop(make(&path, SIZE, 0).unwrap());
+        assert!(path.exists());
+        std::fs::write(&path, b"").unwrap();
+        drop(make(&path, SIZE, 0).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), SIZE);
+    }
+
+    #[test]
+    fn an_origin_has_the_disks_size_and_nothing_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("there");
+        std::fs::write(&path, vec![1; 4096]).unwrap();
+        let made = make(&path, SIZE, 0).unwrap();
+        assert!(!made.fresh);
+        let e = check_empty("there", &opened(&path), SIZE, made.fresh).unwrap_err();
+        assert!(e.what.contains("4096 bytes"), "{e}");
+        let e = check_empty("there", &opened(&path), 4096, made.fresh).unwrap_err();
+        assert!(e.what.contains("holds something"), "{e}");
+        let e = make(&path, SIZE, u64::MAX).err().unwrap();
+        assert!(e.remedy.contains("make room"), "{e}");
+        let block = origin::parse("/dev/null").unwrap();
+        let e = plain_file("/dev/null", &block).unwrap_err();
+        assert!(e.remedy.contains("hearth disk mirror"), "{e}");
     }
 }

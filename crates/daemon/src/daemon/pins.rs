@@ -278,7 +278,11 @@ impl Keeper {
                 continue;
             };
             let now = Instant::now();
-            if matches!(job.step, Step::Wait(..)) || job.due > now {
+            let stands_back = daemon.swap_waits() && matches!(job.step, Step::Fill(_));
+            if stands_back {
+                // Swap on the same flash is held up.
+                job.due = now + SOON;
+            } else if matches!(job.step, Step::Wait(..)) || job.due > now {
                 // There is nothing to do for it.
             } else if job.is_begun() {
                 self.go_on(daemon, id, &mut job);
@@ -548,7 +552,7 @@ impl Keeper {
 }
 
 /// How much clients have asked for.
-fn asked_for(daemon: &Daemon) -> u64 {
+pub(super) fn asked_for(daemon: &Daemon) -> u64 {
     let disks = daemon.disks.lock();
     let used = disks.all().filter(|(_, slot)| {
         slot.export()
@@ -582,7 +586,7 @@ fn data_in(device: &Device, from: u64, len: u64) -> u64 {
 }
 
 /// The first bytes of a range that are no hole of the origin, as (offset, length).
-fn data_of(device: &Device, from: u64, len: u64) -> Option<(u64, u64)> {
+pub(super) fn data_of(device: &Device, from: u64, len: u64) -> Option<(u64, u64)> {
     let len = len.min(device.size().saturating_sub(from));
     if len == 0 {
         return None;

@@ -300,6 +300,7 @@ impl Daemon {
             size: record.size,
             settings: SettingsShown::of(record),
             pinned: self.pin_of(record),
+            onto_flash: self.going_of(record.id),
             share: slot.session.share.map(|share| share.min(slot.session.kept)),
             allow_backing: record.allow_backing,
             chain: record.chain.clone(),
@@ -389,6 +390,7 @@ impl Daemon {
             all_spans(now, &reports),
         );
         pool.stuck = lock(&self.stuck).clone();
+        pool.endurance = self.endurance();
         StatsReport {
             uptime: now,
             pool,

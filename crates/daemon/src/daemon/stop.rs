@@ -131,6 +131,7 @@ impl Daemon {
         }
         self.still_datastores();
         self.end_pins();
+        self.end_goings();
         let ended = if reason == StopReason::Upgrade {
             self.succession
                 .part(connections, || self.reactors.hand_over())

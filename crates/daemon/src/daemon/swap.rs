@@ -1,14 +1,192 @@
-//! What was made of swap on this host, by the notes of who made it.
+//! What was made of swap on this host, by the notes of who made it; and who gives way where swap and the cache share flash.
+//!
+//! The kernel does not ask the daemon for a page. But it counts what it reads from the loop device over a part of the pool, and how long
+//! that took. When that rises over what is usual there, what the cache does that nobody waits for stands back.
+//!
+//! It also counts what is swapped out. That wears the flash as what the cache writes does, so both are taken from one budget: what is
+//! swapped out is never held up, so it is the cache that writes less.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use hearth_events::Event;
+use hearth_metrics::Swap;
 use hearth_swap::Areas;
+use hearth_swap::areas::Shown;
+use hearth_swap::contention::{Counters, Turn, Watch};
+use hearth_swap::kernel;
+use hearth_swap::written::{Counted, Meter};
 
-use crate::api::swap::{SwapArea, SwapInfo, SwapSetting};
+use super::{Daemon, lock};
+use crate::api::swap::{Endurance, SwapArea, SwapInfo, SwapSetting, SwapTraffic};
 use crate::error::Result;
 
+/// A window that is looked at.
+const WINDOW: Duration = Duration::from_secs(1);
+/// How often is looked which areas there are.
+const LIST: Duration = Duration::from_secs(5);
+
+/// What goes over the flash, by whom.
+#[derive(Default)]
+pub(super) struct Shared {
+    listed: Option<Instant>,
+    /// What is swapped to of Hearth's, as it was listed last.
+    areas: Vec<Shown>,
+    /// When it was looked last, whether or not there was anything.
+    at: Option<Instant>,
+    meter: Meter,
+    looked: Option<(Instant, Counters, [u64; 2])>,
+    watch: Watch,
+    traffic: Option<SwapTraffic>,
+    /// Bytes that came back since the start.
+    read: u64,
+}
+
+impl Shared {
+    /// Takes what is counted by now, of swap and of the cache (read, written).
+    fn take(&mut self, at: Instant, swap: Option<Counters>, cache: [u64; 2]) -> Option<Turn> {
+        let Some(now) = swap else {
+            self.looked = None;
+            self.traffic = None;
+            return self.watch.gone();
+        };
+        let turn = self.watch.look(now);
+        let before = self.looked.replace((at, now, cache));
+        let (began, then, cached) = before?;
+        // It may be another device by now, which counts from zero.
+        self.read += now.read_bytes.saturating_sub(then.read_bytes);
+        let seconds = at.saturating_duration_since(began).as_secs_f64();
+        let rate = |now: u64, then: u64| match seconds > 0.0 {
+            true => (now.saturating_sub(then) as f64 / seconds) as u64,
+            false => 0,
+        };
+        let (latency_us, usual_latency_us) = self.watch.latencies();
+        self.traffic = Some(SwapTraffic {
+            swap_read_bytes_per_s: rate(now.read_bytes, then.read_bytes),
+            swap_write_bytes_per_s: rate(now.written_bytes, then.written_bytes),
+            cache_read_bytes_per_s: rate(cache[0], cached[0]),
+            cache_write_bytes_per_s: rate(cache[1], cached[1]),
+            latency_us,
+            usual_latency_us,
+            cache_stands_back: self.watch.is_slow(),
+        });
+        turn
+    }
+}
+
+impl Daemon {
+    /// Looks whether pages that come back from swap are held up. Called by housekeeping.
+    pub(super) fn swap_round(&self) {
+        let mut shared = lock(&self.shared_flash);
+        let now = Instant::now();
+        let passed = |at: Option<Instant>, time| at.is_none_or(|at| now.duration_since(at) >= time);
+        if passed(shared.listed, LIST) {
+            shared.listed = Some(now);
+            shared.areas = on(&self.state_dir);
+        }
+        if !passed(shared.at, WINDOW) {
+            return;
+        }
+        shared.at = Some(now);
+        let counted = match shared.areas.is_empty() {
+            true => Counted::default(),
+            false => Counted::now(&shared.areas, &kernel::in_use().unwrap_or_default()),
+        };
+        let written = shared.meter.look(counted);
+        if written > 0 {
+            self.engine.wrote_beside(written);
+        }
+        let devices = in_pool(&shared.areas);
+        let counted: Vec<Counters> = devices.filter_map(Counters::of).collect();
+        let swap = (!counted.is_empty()).then(|| {
+            counted.iter().fold(Counters::default(), |sum, c| Counters {
+                reads: sum.reads + c.reads,
+                read_ms: sum.read_ms + c.read_ms,
+                read_bytes: sum.read_bytes + c.read_bytes,
+                written_bytes: sum.written_bytes + c.written_bytes,
+            })
+        });
+        let flash = self.engine.pool_stats().counters;
+        match shared.take(now, swap, [flash.flash_read_bytes, flash.flash_write_bytes]) {
+            Some(Turn::Slow(microseconds, usual)) => {
+                self.engine.stand_back(true);
+                self.events.tell(Event::SwapSlow {
+                    microseconds,
+                    usual,
+                });
+            }
+            Some(Turn::Well) => {
+                self.engine.stand_back(false);
+                self.events.tell(Event::SwapWell {});
+                self.poke();
+            }
+            None => {}
+        }
+    }
+
+    /// True while swap is held up: what nobody waits for is not begun.
+    pub(super) fn swap_waits(&self) -> bool {
+        lock(&self.shared_flash).watch.is_slow()
+    }
+
+    /// What was made of swap, and what it shares the flash with.
+    pub(super) fn swap_info(&self) -> Result<SwapInfo> {
+        let traffic = lock(&self.shared_flash).traffic.clone();
+        Ok(SwapInfo {
+            traffic,
+            endurance: self.endurance(),
+            ..info(&self.state_dir)?
+        })
+    }
+
+    /// The budget of what may be written to flash, if there is one, and who wrote.
+    pub(super) fn endurance(&self) -> Option<Endurance> {
+        let stats = self.engine.pool_stats();
+        let (bytes_per_s, left) = stats.endurance?;
+        Some(Endurance {
+            bytes_per_s,
+            left,
+            used: f64::from(stats.endurance_pressure) / 256.0,
+            cache_write_bytes: stats.counters.flash_write_bytes,
+            swap_write_bytes: self.swapped_out(),
+        })
+    }
+
+    /// Bytes that were swapped out to the flash since the start.
+    fn swapped_out(&self) -> u64 {
+        lock(&self.shared_flash).meter.total()
+    }
+
+    /// What is measured of it.
+    pub(super) fn swap_figures(&self) -> Swap {
+        let shared = lock(&self.shared_flash);
+        let traffic = shared.traffic.as_ref();
+        let latency_us = traffic.and_then(|t| t.latency_us).unwrap_or(0);
+        Swap {
+            written: shared.meter.total(),
+            read: shared.read,
+            latency: latency_us as f64 / 1e6,
+            yields: shared.watch.is_slow(),
+        }
+    }
+}
+
+/// What of Hearth's the kernel swaps to.
+fn on(state_dir: &Path) -> Vec<Shown> {
+    let shown = Areas::open(state_dir).and_then(|areas| areas.show());
+    let mut shown = shown.unwrap_or_default();
+    shown.retain(|area| area.on);
+    shown
+}
+
+/// The devices among them that show a part of the pool.
+fn in_pool(areas: &[Shown]) -> impl Iterator<Item = &Path> {
+    let ours = areas.iter().filter(|area| area.noted.in_pool.is_some());
+    ours.map(|area| area.noted.path.as_path())
+}
+
 /// As the notes in `state_dir` and the kernel say.
-pub(super) fn info(state_dir: &Path) -> Result<SwapInfo> {
+fn info(state_dir: &Path) -> Result<SwapInfo> {
     let areas = Areas::open(state_dir)?;
     let settings = areas.settings().iter().map(|set| SwapSetting {
         path: set.path.display().to_string(),
@@ -26,6 +204,8 @@ pub(super) fn info(state_dir: &Path) -> Result<SwapInfo> {
     Ok(SwapInfo {
         areas: shown.collect(),
         settings: settings.collect(),
+        traffic: None,
+        endurance: None,
     })
 }
 

@@ -45,6 +45,7 @@ impl Core {
             && self.disk(disk).is_some_and(|d| {
                 d.attached
                     && d.has_origin()
+                    && !d.held
                     && d.cfg.mode != Mode::Off
                     && (d.origin.seek_ns == 0 || d.origin.seek_ns >= self.opts.fast_origin_ns)
             })
@@ -52,6 +53,9 @@ impl Core {
 
     /// Queues what policy wishes for and sends what may be sent.
     pub fn read_ahead(&mut self, wishes: &[(Range, Source)], fx: &mut Effects) {
+        if self.destaging.others_wait {
+            return;
+        }
         let room = QUEUE_MAX.saturating_sub(self.cache.ahead.queue.len());
         self.cache.ahead.queue.extend(wishes.iter().take(room));
         self.pump_ahead(fx);

@@ -107,6 +107,7 @@ impl Core {
             return Need::Background;
         }
         if self.reqs.foreground + self.destaging.lane_hits == 0
+            && !self.destaging.others_wait
             && now.saturating_sub(self.reqs.last_foreground_ns) > self.opts.idle_ns
         {
             return Need::Idle;
@@ -179,12 +180,24 @@ impl Core {
 
     /// Starts as many runs of a disk as are due, and puts it on the list where it belongs then.
     fn destage_disk(&mut self, disk: DiskId, now: u64, fx: &mut Effects) {
+        let d = self.disk(disk);
+        let in_the_way = d.is_some_and(|d| d.held && !d.zero.is_empty()) && self.too_many_runs();
+        if in_the_way
+            || self.flash.starved()
+            || !self.flash.takes_writes()
+            || self.flash.is_single()
+        {
+            self.stop_holding(disk);
+        }
         let need = self.need(disk, now);
         let mut blocked = false;
         loop {
             let mut limit = self.may_start(need, now);
             // It may have been removed since it was put on a list.
             let Some(d) = self.disk_mut(disk) else { return };
+            if d.held {
+                break;
+            }
             if need == Need::Background && !d.tickets.is_empty() {
                 // Misses of clients go first: the origin has one arm.
                 limit = limit.min(1);
@@ -240,9 +253,10 @@ impl Core {
         }
     }
 
-    /// Clients are active: what nobody waits for stands back.
+    /// Clients are active, or somebody else who uses the flash is held up: what nobody waits for stands back.
     fn paced(&self, now: u64) -> bool {
-        self.reqs.foreground + self.destaging.lane_hits > 0
+        self.destaging.others_wait
+            || self.reqs.foreground + self.destaging.lane_hits > 0
             || pace::is_active(self.reqs.last_foreground_ns, now)
     }
 

@@ -113,6 +113,7 @@ impl Core {
             && self.flash.takes_writes()
             && !self.quiescing
             && d.attached
+            && !d.held
             && d.cfg.mode != Mode::Off
             && (d.origin.sync.is_guarded() || self.opts.faults.has(Fault::CacheUnguarded))
             && d.tickets.len() < FILLS_MAX

@@ -49,6 +49,11 @@ impl Core {
             return Err(ControlError::Size);
         }
         let (old, blocks) = (d.cfg.size, d.blocks);
+        if size != old {
+            // What comes to it is not on flash.
+            self.stop_holding(id);
+        }
+        let d = self.disk(id).ok_or(ControlError::NoDisk)?;
         // A disk that lives on flash grows by zeros, which is what is behind its end.
         let odd = old % BLOCK != 0 && size != old && d.has_origin();
         // A fill or read ahead under way carries the padding, too, and belongs to no request.

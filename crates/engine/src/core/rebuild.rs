@@ -82,6 +82,16 @@ impl Core {
         }
     }
 
+    /// A disk that moved onto flash may have had runs of zeros when that was stored, which no origin is ever told. There they are what is not
+    /// there. As with scratch disks, until that is durable the next start does the same.
+    pub fn drop_zeros_of_homeless(&mut self) {
+        for id in self.disk_ids() {
+            if self.disk(id).is_some_and(|d| !d.has_origin()) {
+                self.zeros_become_nothing(id);
+            }
+        }
+    }
+
     /// Reads the checkpoint back. False: it is not usable, and the core must be built afresh.
     pub fn read_checkpoint(
         &mut self,

@@ -134,7 +134,7 @@ impl Contents for Rest<'_> {
             let waits = destage.hangs || destage.not_before_ns > terms.now;
             // What flash has lost no origin ever gets: it is moved as it is, and goes on to be told as lost.
             let lost = d.lost.contains(block);
-            let stuck = !d.attached || homeless || waits || lost;
+            let stuck = !d.attached || homeless || d.held || waits || lost;
             if terms.dirty_stays && !stuck {
                 return Fate::Waits;
             }

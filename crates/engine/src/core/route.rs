@@ -65,7 +65,8 @@ impl Core {
         while !self.flash.out.is_empty() {
             let mut ios = mem::take(&mut self.flash.out.ios);
             for (op, io) in ios.drain(..) {
-                if matches!(op, FlashOp::Batch { .. }) {
+                // What is cleared for somebody else wears the device as well.
+                if matches!(op, FlashOp::Batch { .. } | FlashOp::Wipe) && io.kind == OpKind::Write {
                     self.cache.policy.wrote(io.len / BLOCK);
                 }
                 let devices = &mut self.flash.devices;

@@ -4,6 +4,7 @@ use crate::engine::Engine;
 pub use crate::flash::area::AreaRefused;
 use hearth_format::Area;
 use hearth_format::areas::AreaPlace;
+use hearth_io::BLOCK;
 use serde::Serialize;
 use std::ops::Not;
 
@@ -51,6 +52,17 @@ impl Engine {
     /// tell and it is not among the [`areas`](Engine::areas); if it still is, that failed.
     pub fn give_area_back(&self, area: Area) -> Result<(), AreaRefused> {
         self.core().flash.give_area_back(area)
+    }
+
+    /// Somebody beside this program is held up by what is done on the flash, or is not any more. Until then destaging that
+    /// nobody waits for goes one run at a time with pauses, as it does beside clients, and nothing is read ahead.
+    pub fn stand_back(&self, others_wait: bool) {
+        self.core().destaging.others_wait = others_wait;
+    }
+
+    /// Somebody beside this program wrote so many bytes to the flash: they count against the same budget as what is written here.
+    pub fn wrote_beside(&self, bytes: u64) {
+        self.core().cache.policy.wrote(bytes.div_ceil(BLOCK));
     }
 
     /// Is an area that is given back clear, and waits to be told that still nobody writes there?

@@ -2,6 +2,7 @@
 
 use crate::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState};
 use crate::blocks::runset::RunSet;
+use crate::cache::index::Key;
 use crate::core::Core;
 use crate::disk::Disk;
 use crate::disk::ready::Totals;
@@ -81,6 +82,7 @@ impl Engine {
             d.resize(cfg.size);
             d.cfg = cfg;
             d.attached = true;
+            d.held = false;
             d.fenced = false;
         });
         core.set_order(id);
@@ -192,6 +194,7 @@ impl Engine {
         if !core.disk(id).ok_or(ControlError::NoDisk)?.has_origin() {
             return Ok(());
         }
+        core.stop_holding(id);
         core.alter(id, |d| d.cfg.mode = mode);
         core.set_order(id);
         core.publish(id);
@@ -204,11 +207,54 @@ impl Engine {
     /// Gives a disk that lives on flash an origin while it is served ([`Home::Moving`]): one that is as large, all zeros, and
     /// flushed; all that the disk has is dirty from then on. Or says that the origin has it all ([`Home::Origin`]).
     /// [`ControlError::Busy`] asks to be called again a little later.
+    ///
+    /// The other way, a disk with an origin is promised flash ([`Home::Moving`] again), then [held](Engine::hold) until all of it is there
+    /// ([`Engine::is_whole`]). It has to be stored that it lives on flash before it is said here ([`Home::Flash`]).
     pub fn rehome(&self, id: DiskId, home: Home) -> Result<(), ControlError> {
         let mut core = self.core();
         core.rehome(id, home)?;
         core.publish(id);
         Ok(())
+    }
+
+    /// Holds on flash what is written to a disk that is [`Home::Moving`], or lets the origin have it (again). While it is held, what flash lacks
+    /// ([`Engine::unkept`]) is brought there by [`Request::keep`](crate::api::Request::keep). `Busy` says that it is held, and that something may become
+    /// clean yet: what was found before is to be looked for once more. Called again, it notes how far the log has to be durable for what was
+    /// brought there so far.
+    pub fn hold(&self, id: DiskId, on: bool) -> Result<(), ControlError> {
+        self.core().hold(id, on)
+    }
+
+    /// Is a disk held on flash?
+    pub fn is_held(&self, id: DiskId) -> bool {
+        self.core().disk(id).is_some_and(|d| d.held)
+    }
+
+    /// Has flash all of a disk that is held as its own, durably, but for what [`Engine::unkept`] has told? `Busy` asks to be called again a little
+    /// later; `Dirty` says that something has still to be kept.
+    pub fn is_whole(&self, id: DiskId) -> Result<(), ControlError> {
+        self.core().is_whole(id)
+    }
+
+    /// The first bytes in a range that flash does not have as the disk's own, as (offset, length, whether it has a copy of the origin); or
+    /// how far there are none.
+    pub fn unkept(&self, id: DiskId, offset: u64, end: u64) -> Result<(u64, u64, bool), u64> {
+        const LOOK_MAX: u64 = 16_384;
+        let core = self.core();
+        let Some(d) = core.disk(id) else {
+            return Err(end);
+        };
+        let first = offset / BLOCK;
+        let last = end.min(d.cfg.size).div_ceil(BLOCK).min(first + LOOK_MAX);
+        let is_kept = |block: u64| d.zero.contains(block) || d.dirty.contains(block);
+        let has_copy = |block: u64| core.cache.index.get(Key::new(id, block)).is_some();
+        let Some(from) = (first..last).find(|block| !is_kept(*block)) else {
+            return Err((last * BLOCK).max(offset + 1));
+        };
+        let copy = has_copy(from);
+        let ends = |block: &u64| is_kept(*block) || has_copy(*block) != copy;
+        let to = (from + 1..last).find(ends).unwrap_or(last);
+        Ok((from * BLOCK, (to - from) * BLOCK, copy))
     }
 
     /// How far behind the origin of an ordered disk may be before its writes wait; 0 is no limit.
@@ -228,6 +274,10 @@ impl Engine {
     ) -> Result<(), ControlError> {
         let mut core = self.core();
         core.disk(id).ok_or(ControlError::NoDisk)?;
+        if max_bytes > 0 {
+            // It could not be all on flash.
+            core.stop_holding(id);
+        }
         core.alter(id, |d| {
             d.cfg.min_bytes = min_bytes;
             d.cfg.max_bytes = max_bytes;
@@ -258,6 +308,9 @@ impl Engine {
     /// Asks for (or stops asking for) everything dirty to be destaged.
     pub fn drain(&self, id: DiskId, on: bool) -> Result<(), ControlError> {
         let mut core = self.core();
+        if on {
+            core.stop_holding(id);
+        }
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
         d.drain = on;
         if on {
@@ -274,6 +327,8 @@ impl Engine {
         let mut core = self.core();
         let d = core.disk(id).ok_or(ControlError::NoDisk)?;
         let lost: Vec<u64> = d.lost.range(0, u64::MAX).collect();
+        // From here on it has them from its origin.
+        core.stop_holding(id);
         for block in &lost {
             if core.superseding(id, *block, *block + 1) {
                 took(Path::LossAcceptedBehindWrite);

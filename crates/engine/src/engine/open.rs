@@ -251,6 +251,7 @@ impl Engine {
             }
             core.drop_scratch(&mut report);
         }
+        core.drop_zeros_of_homeless();
         core.flash.spread_free();
         core.flash.store_whole_map(media)?;
         core.flash.sb.incompat |= INCOMPAT_MAP;

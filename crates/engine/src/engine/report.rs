@@ -191,6 +191,7 @@ impl Engine {
             gate: core.cache.policy.rules().gate != Gate::Open,
             rule_switches: core.cache.policy.switches(),
             endurance_pressure: core.cache.policy.pressure(),
+            endurance: core.cache.policy.budget(),
             flash_failed: !core.flash.takes_writes(),
             flash_fault: core.flash.given_up(),
             flash_unnoted: core.flash.noted == Noted::Nowhere,

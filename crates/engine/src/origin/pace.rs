@@ -52,6 +52,8 @@ pub(crate) struct Destaging {
     pub newest: Vec<u64>,
     /// Hits in flight in lanes when the destager last looked.
     pub lane_hits: u64,
+    /// Somebody beside this program is held up by what is done on the flash: the host that swaps to it.
+    pub others_wait: bool,
 }
 
 /// Did a client ask for something lately?

@@ -149,6 +149,9 @@ impl Core {
         req.answer.told();
         match self.reqs[parent].op {
             ReqOp::Prefetch => self.prefetch_step(parent, result, now, fx),
+            ReqOp::Write { .. } if self.reqs[parent].keeps => {
+                self.keep_read(parent, req.buf, result, now, fx)
+            }
             ReqOp::Write { .. } | ReqOp::Discard { .. } | ReqOp::WriteZeroes { .. } => {
                 let edge = (req.offset / 4096, req.buf);
                 self.merged(parent, edge, result, now, fx)
@@ -160,6 +163,10 @@ impl Core {
 
 /// Counts a client's request among those of its disk.
 fn count(d: &mut Disk, req: &Req, result: Result<(), ReqError>, now: u64) {
+    if req.keeps {
+        // No client asked for it.
+        return;
+    }
     let ns = now.saturating_sub(req.start_ns);
     let c = &mut d.counters;
     if result.is_err() {

@@ -28,6 +28,8 @@ pub(crate) struct Req {
     pub state: State,
     /// It was zeros, and is written as data: the memory is ours.
     pub made_data: bool,
+    /// It has no data of its own; see [`crate::request::keep`].
+    pub keeps: bool,
 }
 
 impl Req {
@@ -45,7 +47,8 @@ impl Req {
             failed: None,
             missed: false,
             state: State::new(r.op),
-            made_data: false,
+            made_data: r.keeps,
+            keeps: r.keeps,
         }
     }
 

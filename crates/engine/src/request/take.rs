@@ -4,6 +4,7 @@ use crate::api::{Effects, REQUEST_MAX, ReqError, ReqOp, Request};
 use crate::core::Core;
 use crate::paths::{Path, took};
 use crate::request::answer::{Answer, Asker};
+use hearth_io::BLOCK;
 
 impl Core {
     /// Takes a client's request.
@@ -61,6 +62,11 @@ impl Core {
             return Some(ReqError::Invalid);
         }
         match r.op {
+            ReqOp::Write { .. } if r.keeps => {
+                let whole = r.offset % BLOCK == 0 && r.len % BLOCK == 0;
+                let fits = whole && (1..=REQUEST_MAX).contains(&r.len);
+                (!fits || !d.held).then_some(ReqError::Invalid)
+            }
             ReqOp::Flush => None,
             ReqOp::Read | ReqOp::Write { .. } => {
                 if matches!(r.op, ReqOp::Write { .. }) && d.cfg.read_only {

@@ -167,6 +167,9 @@ impl Core {
         let through = !self.flash.takes_writes() || !d.writes_to_flash() || past || single;
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].write_mut().through = through;
+        if self.reqs[id].keeps {
+            return self.begin_keep(id, now, fx);
+        }
         if past {
             self.line_up_behind_order(id);
         }
@@ -572,7 +575,7 @@ impl Core {
         let disk = self.reqs[id].disk;
         let (start, end) = self.blocks_of(id);
         // A disk that lives on flash has no other place for what flash does not take.
-        if self.fenced(disk) || !self.known(disk).has_origin() {
+        if self.fenced(disk) || !self.known(disk).has_origin() || self.reqs[id].keeps {
             self.reqs[id].failed = Some(ReqError::Io);
             self.finish(id, now, fx);
             return;
@@ -724,6 +727,8 @@ impl Core {
             self.ready.await_clean(disk);
             return false;
         }
+        // It would wait for ever for what is not to become clean.
+        self.stop_holding(disk);
         let in_order = !self.waits_for_order(id, disk);
         if !in_order {
             took(Path::ZerosInOrder);

@@ -6,7 +6,7 @@ use crate::world::{Outcome, World, trace};
 use hearth_engine::api::{Home, Mode, OriginState};
 
 /// Steps that are waited for a disk to grow.
-const GROW_TRIES: u32 = 2000;
+pub(super) const GROW_TRIES: u32 = 2000;
 /// Most steps until a disk that was left out comes.
 pub(super) const LATE_STEPS: u64 = 1500;
 
@@ -71,6 +71,9 @@ impl World<'_> {
                     Mode::WriteAround,
                     Mode::Off,
                 ]);
+                if mode == Mode::WriteBack && self.hold(index)? {
+                    return Ok(());
+                }
                 trace!(self, "disk {id} becomes {mode:?}");
                 let mode = match mode {
                     Mode::WriteBack if self.profile.ordered && self.rng.chance(2, 3) => {
@@ -132,7 +135,8 @@ impl World<'_> {
     /// A disk that lives on flash is given an origin, as the daemon does: the registry says so first.
     fn move_to_origin(&mut self, index: usize) -> Outcome {
         let config = self.disks[index].config.clone();
-        let hurt = !self.disks[index].hurt.is_empty() || self.given_up;
+        let hurt =
+            !self.disks[index].hurt.is_empty() || self.given_up || self.disks[index].left_origin;
         if config.home != Home::Flash || !self.disks[index].attached() || hurt {
             return self.tick();
         }
@@ -169,7 +173,7 @@ impl World<'_> {
     }
 
     /// What the registry says.
-    fn note_home(&mut self, index: usize, home: Home) {
+    pub(super) fn note_home(&mut self, index: usize, home: Home) {
         let id = self.disks[index].config.id;
         self.disks[index].config.home = home;
         let known = self.known.iter_mut().filter(|k| k.id == id);
@@ -181,7 +185,9 @@ impl World<'_> {
         let config = &self.disks[index].config;
         // Within an odd sector growing is a file system's business, not tested here. Legs that grow are tried in the
         // mirror's own simulation.
-        if !config.size.is_multiple_of(512) || self.disks[index].origin.is_mirror() {
+        // One that came to live on flash grows by zeros, and the oracle knows what its origin would have had.
+        let left = self.disks[index].left_origin;
+        if left || !config.size.is_multiple_of(512) || self.disks[index].origin.is_mirror() {
             return Ok(());
         }
         let (id, size) = (config.id, config.size + self.rng.between(1, 64) * 512);

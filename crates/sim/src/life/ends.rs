@@ -60,6 +60,7 @@ impl World<'_> {
         }
         for disk in &mut self.disks {
             disk.resting = false;
+            disk.held = None;
             disk.origin.crash(origins, flash && !origins);
         }
     }

@@ -18,6 +18,9 @@ impl World<'_> {
             let (uid, size) = (self.disks[index].uid, self.disks[index].config.size);
             let mut blocks = self.model.written_blocks(uid);
             blocks.extend((0..4).map(|_| self.rng.below(size.div_ceil(4096))));
+            if self.disks[index].kept {
+                blocks.extend(0..size.div_ceil(4096));
+            }
             blocks.sort_unstable();
             blocks.dedup();
             let mut rest = &blocks[..];

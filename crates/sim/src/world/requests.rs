@@ -27,6 +27,8 @@ pub(super) enum Pending {
         mark: u64,
     },
     Prefetch,
+    /// It changes nothing.
+    Keep,
     /// It must be refused.
     Refused(ReqError),
 }
@@ -136,6 +138,27 @@ impl World<'_> {
             ),
         };
         self.hand_over(disk, wish, request, kind, buf)
+    }
+
+    /// Has what is there of a disk that is held put on flash. Nobody is promised anything by it.
+    pub(crate) fn submit_keep(&mut self, disk: usize, offset: u64, len: u64) -> Outcome {
+        let (now, tag) = (self.clock.now(), self.next_tag);
+        self.next_tag += 1;
+        self.disks[disk].kept = true;
+        let wish = Wish {
+            op: ReqOp::Prefetch,
+            offset,
+            len,
+            zeros: false,
+        };
+        let request = Request::keep(tag, self.disks[disk].config.id, offset, len, now);
+        self.hand_over(disk, wish, request, Pending::Keep, None)
+    }
+
+    /// How many of those are under way.
+    pub(crate) fn keeps_of(&self, disk: usize) -> usize {
+        let keeps = |r: &&InFlight| r.disk == disk && matches!(r.kind, Pending::Keep);
+        self.requests.values().filter(keeps).count()
     }
 
     /// Gives a request to the subject.
@@ -311,7 +334,7 @@ impl World<'_> {
                 return verdict.map_err(|e| format!("request {tag} (read of #{uid}): {e}"));
             }
             Pending::Read { mark } => self.model.drop_read(mark),
-            Pending::Flush { .. } | Pending::Prefetch | Pending::Refused(_) => {}
+            Pending::Flush { .. } | Pending::Prefetch | Pending::Keep | Pending::Refused(_) => {}
         }
         Ok(())
     }

@@ -305,3 +305,62 @@ fn killed_on_the_way_it_is_set_aside_or_not() -> Result<()> {
     }
     Ok(())
 }
+
+/// What is swapped out is told, and counts against the budget that the cache has.
+#[test]
+fn what_is_swapped_out_is_counted_with_what_the_cache_writes() -> Result<()> {
+    let test = "what_is_swapped_out_is_counted_with_what_the_cache_writes";
+    let Some((mut hearth, _, disk)) = served(test, false)? else {
+        return Ok(());
+    };
+    let Some(group) = Group::of(test, 64 * MIB)? else {
+        return Ok(());
+    };
+    let _swept = Swept::of(&hearth)?;
+    hearth.stop()?;
+    hearth.serve_args = vec!["--endurance".into(), "16K/s".into()];
+    hearth.start()?;
+    for inside in [true, false] {
+        let mut on = vec!["on", "--size", "128M"];
+        let flash = hearth.flash().display().to_string();
+        match inside {
+            true => on.push("--in-pool"),
+            false => on.extend(["--flash", &flash]),
+        }
+        let _file = After::of(&hearth)?;
+        said(&hearth, &on)?;
+        let now = || said(&hearth, &["show"]);
+        let counted = |shown: &Value| shown["endurance"]["swap_write_bytes"].as_u64();
+        let before = wait::until("the budget is told", LIMIT, || counted(&now().ok()?))?;
+        // It has been seen with the area in use.
+        if inside {
+            wait::until("both are told", LIMIT, || {
+                now().ok()?["traffic"]["swap_read_bytes_per_s"].as_u64()
+            })?;
+        }
+        let mut hog = group.hog(150)?;
+        hog.looked()?;
+        let after = wait::until("it is counted", LIMIT, || {
+            hog.looked().ok()?;
+            let more = counted(&now().ok()?)?.saturating_sub(before);
+            (more > 32 * MIB).then_some(more)
+        })?;
+        println!("inside: {inside}, counted: {after}");
+        let stats = hearth.ok(&["stats", "--json"])?;
+        let stats: Value = serde_json::from_str(&stats)?;
+        let used = stats["pool"]["endurance_used"].as_f64();
+        // 16 KiB a second are 56 MiB an hour.
+        ensure!(used > Some(0.0), "{used:?}");
+        let metrics = hearth.ok(&["metrics"]).unwrap_or_default();
+        println!(
+            "{}",
+            metrics
+                .lines()
+                .filter(|l| l.contains("hearth_swap"))
+                .count()
+        );
+        drop(hog);
+        said(&hearth, &["off"])?;
+    }
+    disk.check(&hearth)
+}
