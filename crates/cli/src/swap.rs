@@ -426,7 +426,11 @@ fn show(global: &Global, areas: &Areas) -> Outcome {
     let any = shown.iter().any(|s| s.on);
     let SwapInfo {
         traffic, endurance, ..
-    } = any.then(|| shared(global)).unwrap_or_default();
+    } = if any {
+        shared(global)
+    } else {
+        Default::default()
+    };
     if global.json {
         return print_json(&All {
             areas: &shown,

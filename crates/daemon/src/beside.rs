@@ -499,13 +499,7 @@ pub(crate) fn known(state_dir: &Path) -> Result<Vec<PoolNotes>> {
 /// there is something that only a person can judge.
 pub(crate) fn gone(flash: &Path) -> Option<String> {
     let path = flash.display();
-    let dead = |e: &io::Error| {
-        e.kind() == io::ErrorKind::NotFound
-            || matches!(
-                e.raw_os_error(),
-                Some(libc::EIO | libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)
-            )
-    };
+    let dead = |e: &io::Error| e.kind() == io::ErrorKind::NotFound || hearth_io::is_dead(e);
     let mode = OpenMode {
         read_only: true,
         unlocked: true,

@@ -38,6 +38,19 @@ const LOCK_POLL: Duration = Duration::from_millis(5);
 /// Most extents [`BlockFile::extents`] lists in one call.
 const EXTENTS_MAX: usize = 1 << 16;
 
+/// True if opening failed because there is no device that works any more: it fails, was pulled out, or the server of the file
+/// system it is on has ended. Not if somebody uses it, or it may not be opened.
+pub fn is_dead(error: &io::Error) -> bool {
+    let dead = [
+        libc::EIO,
+        libc::ENXIO,
+        libc::ENODEV,
+        libc::ENOMEDIUM,
+        libc::ENOTCONN,
+    ];
+    error.raw_os_error().is_some_and(|e| dead.contains(&e))
+}
+
 /// Why a file or device could not be opened or created.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", self.fault())]

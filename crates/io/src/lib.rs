@@ -37,7 +37,7 @@ pub use buf::{Buf, BufPool, BufSlice};
 pub use claim::{Claim, InUse, loops_over};
 pub use device::Device;
 pub use fault::{FaultKind, FaultRule, Faults};
-pub use file::{BlockFile, OpenError, OpenMode};
+pub use file::{BlockFile, OpenError, OpenMode, is_dead};
 pub use helper::Job;
 pub use media::{Media, OtherHalf, Sparse};
 pub use nowhere::Nowhere;

@@ -42,8 +42,23 @@ impl Daemon {
         if !is_due(&failed) || self.stopping.load(Ordering::Relaxed) || !self.flash.may_try() {
             return;
         }
+        // In vain it would begin anew, and be back without any flash.
+        if !self.origins_answer() {
+            return;
+        }
         let waits = self.begin_without(&failed, false).err();
         self.flash.set_waits(waits);
+    }
+
+    /// Are the servers of all origins there?
+    fn origins_answer(&self) -> bool {
+        let disks = self.disks.lock();
+        let links = disks
+            .all()
+            .filter_map(|(_, slot)| Some(slot.device()?.as_remote()?.link()));
+        links
+            .into_iter()
+            .all(|link| link.connected && !link.failing)
     }
 
     /// The administrator says that it is to go on without this device, whatever clients have to do.
@@ -203,6 +218,9 @@ impl Daemon {
             }
             Some(Hindrance::Dirty) => "what is dirty is being written to the origins",
             Some(Hindrance::Unflushed) => "an origin has not made everything durable",
+            Some(Hindrance::OriginFails) => {
+                "an origin does not make durable what was written to it (`hearth status` says which); it goes on when that one answers again"
+            }
         }
     }
 }

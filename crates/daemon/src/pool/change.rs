@@ -460,10 +460,7 @@ fn cannot_be_asked(path: &Path) -> bool {
             Superblock::load_any(&mut Arc::new(Device::new(file))),
             Err(FormatError::Io { .. } | FormatError::TruncatedDevice { .. })
         ),
-        Err(OpenError::Open { source, .. }) => {
-            let dead = [libc::EIO, libc::ENXIO, libc::ENODEV, libc::ENOMEDIUM];
-            source.raw_os_error().is_some_and(|e| dead.contains(&e))
-        }
+        Err(OpenError::Open { source, .. }) => hearth_io::is_dead(&source),
         Err(_) => false,
     }
 }

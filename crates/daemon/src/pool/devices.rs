@@ -4,6 +4,7 @@
 //! They may be named in any order. The first of the pool carries what a single one does (registry, checkpoint,
 //! segment map), so the rest of the daemon goes on speaking of one device, and of all of them where data is meant.
 
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -305,10 +306,9 @@ fn look(
 ) -> std::result::Result<(Superblock, Arc<Device>), (Error, bool)> {
     let file = BlockFile::open_beside(path, mode, aside).map_err(|e| {
         let gone = match &e {
-            OpenError::Open { source, .. } => match source.raw_os_error() {
-                Some(libc::ENOENT | libc::EIO | libc::ENXIO | libc::ENODEV) => true,
-                other => other == Some(libc::ENOMEDIUM),
-            },
+            OpenError::Open { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound || hearth_io::is_dead(source)
+            }
             _ => false,
         };
         (opening(path, e), gone)

@@ -102,7 +102,7 @@ fn words(hindrance: Hindrance) -> &'static str {
     match hindrance {
         Hindrance::LivesOnFlash => "a disk lives on flash, and nobody else has what it holds",
         Hindrance::Lost => "something is listed as lost",
-        Hindrance::Dirty | Hindrance::Unflushed => {
+        Hindrance::Dirty | Hindrance::Unflushed | Hindrance::OriginFails => {
             "something that was written is on flash and not in its origin"
         }
     }

@@ -24,6 +24,8 @@ pub enum Hindrance {
     Dirty,
     /// An origin has not made durable what was written to it.
     Unflushed,
+    /// An origin has failed its last flush.
+    OriginFails,
 }
 
 /// A device that failed alone.
@@ -141,8 +143,15 @@ impl Core {
         if disks().any(|d| waits(d)) || self.flash.any_held() || !quiet {
             return Some(Hindrance::Dirty);
         }
-        let unflushed = disks().any(|d| d.attached && !d.origin.sync.is_durable());
-        unflushed.then_some(Hindrance::Unflushed)
+        let mut unflushed = disks()
+            .map(|d| (d.attached, &d.origin.sync))
+            .filter_map(|(attached, sync)| (attached && !sync.is_durable()).then_some(sync))
+            .peekable();
+        unflushed.peek()?;
+        match unflushed.any(|sync| sync.error.is_some()) {
+            true => Some(Hindrance::OriginFails),
+            false => Some(Hindrance::Unflushed),
+        }
     }
 
     /// Blocks in the index that are not on this device.
