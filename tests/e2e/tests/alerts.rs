@@ -282,6 +282,27 @@ fn what_is_held_back_or_given_up_is_on_record() -> Result<()> {
     monitor.end()
 }
 
+/// Only somebody elsewhere can tell of a dead host: who waits for a sign of life gets one, from the start on.
+#[test]
+fn whoever_waits_for_a_sign_of_life_gets_one() -> Result<()> {
+    let hearth = Hearth::serving("64M")?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let file = hearth.dir().join("beat.toml");
+    let url = format!("http://{}/beat/kvm1", listener.local_addr()?);
+    fs::write(&file, format!("[alerts]\nheartbeat_url = '{url}'\n"))?;
+    listener.set_nonblocking(true)?;
+    let file = file.to_str().context("a path is not UTF-8")?;
+    let monitor = Monitor::start(&hearth, &["--config", file])?;
+    let (mut stream, _) = wait::until("somebody connects", LIMIT, || listener.accept().ok())?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let mut request = String::new();
+    BufReader::new(&stream).read_line(&mut request)?;
+    ensure!(request.starts_with("GET /beat/kvm1 "), "{request}");
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")?;
+    monitor.end()
+}
+
 #[test]
 fn a_wrong_password_is_said_and_the_right_one_is_taken_without_a_restart() -> Result<()> {
     if !have_server() {
