@@ -52,7 +52,7 @@ impl World<'_> {
             if life == lives {
                 break;
             }
-            if self.go_on_without()? {
+            if !self.unheard && self.go_on_without()? {
                 self.check_origins()?;
                 if self.rng.chance(self.profile.verify, 100) {
                     self.verify()?;
@@ -63,7 +63,7 @@ impl World<'_> {
             if self.flash.is_dead() && !returns {
                 break;
             }
-            if self.rng.chance(self.profile.call_off, 100) {
+            if self.rng.chance(self.profile.call_off, 100) && !self.unheard {
                 self.stop_called_off()?;
             }
             self.check_origins()?;
@@ -94,6 +94,16 @@ impl World<'_> {
             }
         }
         self.hurt(false)?;
+        if self.unheard {
+            // In the middle of a change there is no reckoning.
+            self.crash();
+            if self.flash.is_dead() {
+                self.flash.revive();
+                self.lose(true, false);
+                self.model.crash(End::SomePower);
+            }
+            self.reopen()?;
+        }
         self.finale()
     }
 

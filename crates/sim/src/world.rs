@@ -160,6 +160,8 @@ pub struct World<'a> {
     pub(crate) stopping: bool,
     /// This life is to end at once.
     pub(crate) cut_short: bool,
+    /// The registry has it that a disk lives on flash, and the engine has not heard of it: nothing but a crash comes then.
+    pub(crate) unheard: bool,
     /// Places of flash that take no writes, in bytes.
     pub(crate) bad_places: Vec<std::ops::Range<u64>>,
     /// What happened.
@@ -346,6 +348,7 @@ impl<'a> World<'a> {
             marker: false,
             stopping: false,
             cut_short: false,
+            unheard: false,
             bad_places: Vec::new(),
             paths: Taken::default(),
             all_accepted: false,

@@ -222,6 +222,7 @@ impl World<'_> {
 
     /// Opens again; sometimes the power fails in the middle of that.
     pub(super) fn reopen(&mut self) -> Outcome {
+        self.unheard = false;
         self.reshape()?;
         for attempt in 0..=CUTS_MAX {
             let changes =

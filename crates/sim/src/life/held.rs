@@ -144,7 +144,7 @@ impl World<'_> {
         if self.profile.crash > 0 && self.rng.chance(1, 6) {
             // The engine does not hear of it.
             self.paths.note(Event::CrashBeforeOnFlash);
-            self.cut_short = true;
+            (self.cut_short, self.unheard) = (true, true);
             return self.handle_effects();
         }
         let mut tries = 0;
