@@ -267,3 +267,51 @@ fn flash_hangs_under_a_running_daemon() -> Result<()> {
     hearth.stop()?;
     Ok(())
 }
+
+/// Flash that hangs just when the registry is to be changed, and when a disk is written for the first time, which is noted
+/// there before: nobody waits for it longer than any other of its users.
+#[test]
+fn flash_that_hangs_holds_up_neither_the_registry_nor_a_first_write() -> Result<()> {
+    if let Some(missing) = mounted::missing() {
+        println!("SKIPPED failed_flash: the registry on flash that hangs: no {missing}");
+        return Ok(());
+    }
+    let mut hearth = Hearth::with_pool("256M")?;
+    let file = hearth.dir().join("flash.img");
+    let mut flash = mounted::Mounted::new(hearth.dir(), "f", &file, 0)?;
+    hearth.set_flash(flash.path().into());
+    hearth.serve_args = ["--flash-timeout", "2"].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let origin = hearth.origin("a.img", SIZE)?;
+    hearth.add("a", path(&origin), &["--mode", "write-through"])?;
+    let mut client = hearth.connect("a")?;
+    client.raw()?.set_read_timeout(Some(LIMIT))?;
+    let more = hearth.origin("b.img", SIZE)?;
+
+    flash.server().signal(libc::SIGSTOP)?;
+    let mut adding = hearth.begin(&["disk", "add", "b", "--origin", path(&more)])?;
+    let new = [0x5A; 65536];
+    let wrote = client.write(MIB, &new).and_then(|()| client.flush());
+    wrote.with_context(|| format!("the first write\n{}", hearth.log()))?;
+    ensure!(client.read(MIB, 65536)? == new);
+    // Well or not: flash takes no record of it, or it is known without flash.
+    wait::until("it is added or refused", LIMIT, || {
+        adding.try_wait().ok().flatten()
+    })
+    .with_context(|| hearth.log())?;
+    let mut listing = hearth.begin(&["disk", "list"])?;
+    let listed = wait::until("disks are listed", LIMIT, || {
+        listing.try_wait().ok().flatten()
+    });
+    ensure!(listed.with_context(|| hearth.log())?.success());
+    ensure!(state(&hearth)? != "serving");
+
+    flash.server().signal(libc::SIGCONT)?;
+    drop(client);
+    hearth.stop()?;
+    hearth.start()?;
+    let data = hearth.connect("a")?.read(MIB, 65536)?;
+    ensure!(data == new, "what flash had was believed");
+    hearth.stop()?;
+    Ok(())
+}
