@@ -43,6 +43,22 @@ pub struct Mounted {
 impl Mounted {
     /// Of `file`, which lies in `dir` and is as large as it is to be; each read and each write takes so many milliseconds longer.
     pub fn new(dir: &Path, name: &str, file: &Path, delay_ms: u32) -> Result<Mounted> {
+        Mounted::with(dir, name, file, delay_ms, &[])
+    }
+
+    /// The same, not late, of which the kernel knows nothing by itself: what is asked of it by name is asked of the one who may hang,
+    /// each time.
+    pub fn unknown(dir: &Path, name: &str, file: &Path) -> Result<Mounted> {
+        Mounted::with(dir, name, file, 0, &["-o", "attr_timeout=0"])
+    }
+
+    fn with(
+        dir: &Path,
+        name: &str,
+        file: &Path,
+        delay_ms: u32,
+        options: &[&str],
+    ) -> Result<Mounted> {
         let mount = dir.join(format!("{name}.mnt"));
         unmount(&mount)?;
         fs::create_dir_all(&mount)?;
@@ -71,8 +87,7 @@ impl Mounted {
         let server = Server::start("nbdkit", &args, socket)?;
         let shown = mount.join("flash");
         let mut fuse = Command::new("nbdfuse");
-        // What is asked of it by name is asked of the one who may hang, each time.
-        fuse.args(["-o", "attr_timeout=0"])
+        fuse.args(options)
             .arg(&shown)
             .arg(server.uri(""))
             .stdin(Stdio::null())

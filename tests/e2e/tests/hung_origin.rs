@@ -116,7 +116,7 @@ impl Lab {
         for file in [&well, &under] {
             File::create(file)?.set_len(size)?;
         }
-        let mount = Mounted::new(hearth.dir(), "h", &under, 0)?;
+        let mount = Mounted::unknown(hearth.dir(), "h", &under)?;
         hearth.add("well", path(&well), &[])?;
         let guest = Guest::of(&hearth, "well")?;
         Ok(Some(Lab {
@@ -158,7 +158,6 @@ impl Lab {
             &["disk", "list"][..],
             &["disk", "show", "well"],
             &["disk", "flush", &name],
-            &["disk", "flush", "well"],
             &["pool", "show"],
             &["disk", "remove", &name, "--yes"],
         ] {

@@ -9,7 +9,7 @@ use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Longest wait for a state of the daemon.
@@ -25,8 +25,6 @@ const FLASH_TIMEOUT: &str = "2";
 pub enum Fault {
     /// Reads and writes of it are answered with errors.
     Error,
-    /// It does not answer.
-    Hang,
     /// Who answers for it is gone.
     Vanish,
     /// Somebody discards all of it.
@@ -71,9 +69,8 @@ impl Kind {
 
 /// A daemon with a disk `d` on such a pool.
 pub struct Subject {
-    /// The device that fails. Goes before the daemon: that cannot end while this hangs.
+    /// The device that fails. Goes before the daemon.
     device: Option<Mounted>,
-    under: PathBuf,
     pub hearth: Hearth,
     pub kind: Kind,
 }
@@ -87,8 +84,7 @@ impl Subject {
             File::create(file)?.set_len(FLASH)?;
         }
         let victim = kind.twice.unwrap_or(0);
-        let under = files[victim].clone();
-        let device = Mounted::new(hearth.dir(), "f", &under, 0)?;
+        let device = Mounted::new(hearth.dir(), "f", &files[victim], 0)?;
         let mut places = files.map(|file| path(&file).to_owned());
         places[victim] = device.path().to_owned();
         let mut create = vec!["pool", "create"];
@@ -115,7 +111,6 @@ impl Subject {
         hearth.add("d", path(&origin), &more)?;
         Ok(Subject {
             device: Some(device),
-            under,
             hearth,
             kind,
         })
@@ -138,7 +133,6 @@ impl Subject {
         let device = self.device.as_mut().context("it is gone")?;
         match fault {
             Fault::Error => device.fail(true),
-            Fault::Hang => device.server().signal(libc::SIGSTOP),
             Fault::Vanish => device.server().kill9(),
             Fault::Trim => trim(Path::new(device.path())),
         }
@@ -152,14 +146,6 @@ impl Subject {
         let lost = |device: &Value| device["lost"] == true;
         let devices = pool["devices"].as_array();
         pool["state"] != "serving" || devices.is_some_and(|all| all.iter().any(lost))
-    }
-
-    /// The device that vanished is there again, with what it had then, and the daemon is started anew.
-    pub fn device_is_back(&mut self) -> Result<()> {
-        self.device = None;
-        self.hearth.stop()?;
-        self.device = Some(Mounted::new(self.hearth.dir(), "f", &self.under, 0)?);
-        self.hearth.start().map(drop)
     }
 
     /// Bytes that its guest has written since the daemon's start.
@@ -177,7 +163,6 @@ impl Subject {
             ensure!(read == piece, "the origin is not the disk at {at}");
         }
         drop(client);
-        // What hangs must end first.
         self.device = None;
         self.hearth.kill9()
     }
