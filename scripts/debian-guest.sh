@@ -108,7 +108,7 @@ boot_guest() {
         -drive "file=$work/root.qcow2,format=qcow2,$drive" \
         -drive "file=$work/flash.img,format=raw,$drive" \
         -drive "file=$work/lab.img,format=raw,if=virtio,readonly=on" "${GUEST_ARGS[@]}" \
-        </dev/null | tr -d '\r' | tee "$base/console.log" | sed -un "s/^$1 //p"
+        </dev/null | sed -u 's/\r//g' | tee "$base/console.log" | sed -un "s/^$1 //p"
 }
 
 # What a lab called $1 begins with: an empty run that brings scripts/$1/start, and Hearth's package in each of the versions that
@@ -140,10 +140,14 @@ add_dying_drive() {
         -device nvme,drive=dying,serial=dying,smart_critical_warning=0x8)
 }
 
-# Runs the lab called $1, which is over when its guest has said so.
+# Runs the lab called $1, which is over when its guest has said so. One that says REBOOT and goes down is booted again.
 end_package_lab() {
     local mark=${1^^}
     boot_guest "$mark" || true
+    if grep -q "^$mark REBOOT" "$base/console.log"; then
+        mv "$base/console.log" "$base/console-before.log"
+        boot_guest "$mark" || true
+    fi
     rm -rf "$work"
     grep -q "^$mark END passed" "$base/console.log" ||
         die "the lab failed in the guest, or the guest did not come to its end; its console is in $base/console.log"

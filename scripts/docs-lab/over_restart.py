@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Does a guest of libvirt's go on over a restart of Hearth, as docs/attach.md promises?
 
-  over_restart.py DISK
+  over_restart.py DISK [--upgrade]
 
 Runs inside the guest of scripts/docs-lab.sh, where Hearth is a service. For each way that `hearth attach-help
 DISK --for libvirt` prints, in its very words: a domain boots from the disk and reads it without end; Hearth is
-killed, and then restarted; after each the domain must read on. The disk's content is lost.
+killed, and then restarted; after each the domain must read on. With --upgrade it is neither: `hearth upgrade` takes its place,
+under which a domain over NBD goes on without an error, and one over vhost-user is named first. The disk's content is lost.
 """
 
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 from run import BOOT_LIMIT, WORK, Failed, reads, virsh, whole_domain
 
@@ -81,7 +83,37 @@ def after(command, pauses):
     goes_on()
 
 
-def way(text):
+def confined():
+    """A guest of a libvirt that confines guests is confined: what it reaches it reaches by the rules there are."""
+    if "<model>apparmor</model>" not in virsh("capabilities"):
+        return
+    guest = Path("/run/libvirt/qemu/docs-lab.pid").read_text().strip()
+    label = Path(f"/proc/{guest}/attr/current").read_text().strip("\0\n ")
+    if not label.startswith("libvirt-") or "enforce" not in label:
+        raise Failed(f"the guest is not confined: {label}")
+
+
+def upgraded(nbd):
+    """Another program takes Hearth's place, and the guest goes on."""
+    old = pid()
+    done = subprocess.run(["hearth", "upgrade"], capture_output=True, text=True, check=False)
+    if not nbd:
+        if done.returncode == 0 or "have to connect again" not in done.stderr:
+            raise Failed(f"a guest that has to connect again was not named: {done.stdout}{done.stderr}")
+        done = subprocess.run(["hearth", "upgrade", "--yes"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Failed(f"hearth upgrade: {done.stderr}")
+    if nbd and " 0 ended" not in done.stdout:
+        raise Failed(f"a connection ended: {done.stdout}")
+    if pid() != old:
+        raise Failed("it is another process")
+    print(done.stdout.splitlines()[0])
+    goes_on()
+    if virsh("domstate", "docs-lab").strip() != "running":
+        raise Failed("the guest was paused")
+
+
+def way(text, upgrade):
     name = text.splitlines()[0].lstrip("# ")
     lines = [l for l in text.splitlines() if not l.startswith("#")]
     fragment = "\n".join(lines)
@@ -98,8 +130,12 @@ def way(text):
         virsh("start", "docs-lab")
         goes_on()
         pauses = "error_policy" in fragment
-        after(["systemctl", "kill", "-s", "KILL", "hearth"], pauses)
-        after(["systemctl", "restart", "hearth"], pauses)
+        if upgrade:
+            confined()
+            upgraded("protocol='nbd'" in fragment or 'protocol="nbd"' in fragment)
+        else:
+            after(["systemctl", "kill", "-s", "KILL", "hearth"], pauses)
+            after(["systemctl", "restart", "hearth"], pauses)
     finally:
         virsh("destroy", "docs-lab", check=False)
         virsh("undefine", "docs-lab", check=False)
@@ -107,7 +143,7 @@ def way(text):
 
 
 def main():
-    disk = sys.argv[1]
+    disk, upgrade = sys.argv[1], "--upgrade" in sys.argv[2:]
     sector = WORK / "reader"
     sector.write_bytes(READER.ljust(510, b"\0") + b"\x55\xaa")
     uri = f"nbd+unix:///{disk}?socket=/run/hearth/nbd.sock"
@@ -118,7 +154,7 @@ def main():
         sys.exit(f"attach-help prints {len(ways)} ways")
     for text in ways:
         try:
-            way(text)
+            way(text, upgrade)
         except Failed as e:
             sys.exit(f"{text.splitlines()[0]}: {e}")
 

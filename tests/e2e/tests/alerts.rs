@@ -282,6 +282,116 @@ fn what_is_held_back_or_given_up_is_on_record() -> Result<()> {
     monitor.end()
 }
 
+/// Only somebody elsewhere can tell of a dead host: who waits for a sign of life gets one, from the start on.
+#[test]
+fn whoever_waits_for_a_sign_of_life_gets_one() -> Result<()> {
+    let hearth = Hearth::serving("64M")?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let file = hearth.dir().join("beat.toml");
+    let url = format!("http://{}/beat/kvm1", listener.local_addr()?);
+    fs::write(&file, format!("[alerts]\nheartbeat_url = '{url}'\n"))?;
+    listener.set_nonblocking(true)?;
+    let file = file.to_str().context("a path is not UTF-8")?;
+    let monitor = Monitor::start(&hearth, &["--config", file])?;
+    let (mut stream, _) = wait::until("somebody connects", LIMIT, || listener.accept().ok())?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let mut request = String::new();
+    BufReader::new(&stream).read_line(&mut request)?;
+    ensure!(request.starts_with("GET /beat/kvm1 "), "{request}");
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")?;
+    monitor.end()
+}
+
+/// Exim as a site has it: it speaks TLS by a library that is not ours, and takes mail only with it and with a password. It
+/// is not installed for this, since it would take the place of a mail server that is there.
+struct Exim {
+    _server: Server,
+    mails: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Exim {
+    fn open(post: &Post) -> Result<Exim> {
+        // Its own user has to get there.
+        let dir = tempfile::tempdir()?;
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
+        let at = dir.path().display();
+        for name in ["spool", "mails"] {
+            fs::create_dir(dir.path().join(name))?;
+            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(0o777))?;
+        }
+        for name in ["cert.pem", "key.pem"] {
+            fs::copy(post.dir.join(name), dir.path().join(name))?;
+            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(0o644))?;
+        }
+        let at_once = match post.mode {
+            "tls" => format!("tls_on_connect_ports = {}", post.port),
+            _ => String::new(),
+        };
+        let text = format!(
+            "primary_hostname = localhost\nspool_directory = {at}/spool\nlog_file_path = {at}/spool/%slog\n\
+             pid_file_path = {at}/spool/pid\ntls_advertise_hosts = *\ntls_certificate = {at}/cert.pem\n\
+             tls_privatekey = {at}/key.pem\n{at_once}\nacl_smtp_mail = mail\nacl_smtp_rcpt = rcpt\n\
+             auth_advertise_hosts = ${{if eq{{$tls_in_cipher}}{{}}{{}}{{*}}}}\n\
+             begin acl\nmail:\n  deny !encrypted = *\n  deny !authenticated = *\n  accept\nrcpt:\n  accept\n\
+             begin routers\nall:\n  driver = accept\n  transport = keep\n\
+             begin transports\nkeep:\n  driver = appendfile\n  directory = {at}/mails\n  user = Debian-exim\n  mode = 0644\n\
+             begin authenticators\nplain:\n  driver = plaintext\n  public_name = PLAIN\n  server_prompts = :\n  \
+             server_condition = ${{if and{{{{eq{{$auth2}}{{hearth}}}}{{eq{{$auth3}}{{{PASSWORD}}}}}}}}}\n  server_set_id = $auth2\n"
+        );
+        let conf = dir.path().join("conf");
+        fs::write(&conf, text)?;
+        let child = Command::new("exim4")
+            .arg("-C")
+            .arg(&conf)
+            .args(["-bdf", "-oX", &format!("127.0.0.1.{}", post.port)])
+            .stdin(Stdio::null())
+            .spawn()?;
+        let server = Server(child);
+        wait::until("exim listens", LIMIT, || {
+            std::net::TcpStream::connect(("127.0.0.1", post.port)).ok()
+        })?;
+        let mails = dir.path().join("mails");
+        Ok(Exim {
+            _server: server,
+            mails,
+            _dir: dir,
+        })
+    }
+}
+
+#[test]
+fn a_mail_server_of_a_site_takes_them() -> Result<()> {
+    // SAFETY: no arguments, and it cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root || !hearth_rig::clients::have("alerts: exim (as root)", &["exim4"]) {
+        return Ok(());
+    }
+    for mode in ["starttls", "tls"] {
+        let hearth = Hearth::serving("64M")?;
+        let post = Post::new(&hearth, mode)?;
+        let exim = Exim::open(&post)?;
+        let monitor = Monitor::start(&hearth, &["--config", &post.config("")?])?;
+        monitor.link_is("up")?;
+        hearth.ok(&["alert", "test"])?;
+        let post = Post {
+            dir: exim.mails.clone(),
+            ..post
+        };
+        wait::until("it lies in the mailbox", LIMIT, || {
+            let files = fs::read_dir(&post.dir).ok()?.flatten();
+            let mut texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+            texts
+                .any(|text| text.contains("somebody tries"))
+                .then_some(())
+        })?;
+        nothing_tells_the_password(&hearth, &monitor)?;
+        monitor.end()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_wrong_password_is_said_and_the_right_one_is_taken_without_a_restart() -> Result<()> {
     if !have_server() {
