@@ -297,7 +297,7 @@ kinds! {
     /// Writes of an ordered disk wait, because its origin is as far behind as it may be (`--max-age`).
     "origin-too-far-behind" Warning OriginTooFarBehind { disk: String, seconds: u64 }
         "writes wait for the origin, which is {seconds} s behind"
-    /// They do no more.
+    /// None has had to wait for 10 s.
     "origin-in-time" Notice OriginInTime { disk: String, seconds: u64 }
         "the origin is in time again, {seconds} s behind"
     /// Blocks on flash did not match their checksums and were read from the origin again.

@@ -11,7 +11,7 @@ use crate::helper::{Job, lock};
 use crate::media::Media;
 use crate::model::HddParams;
 use crate::op::{Class, IoError, IoOp, OpKind, Target};
-use crate::patience::Patience;
+use crate::patience::{Errand, Patience};
 use crate::remote::Remote;
 use crate::spec::Drive;
 use smallvec::{SmallVec, smallvec};
@@ -394,7 +394,15 @@ impl Device {
     /// remote, the range must be aligned.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let remote = match &self.backing {
-            Backing::File(file) => return self.answering(file)?.write_at(offset, data),
+            Backing::File(file) => {
+                self.answering(file)?;
+                if !self.patience.is_limited() {
+                    return file.write_at(offset, data);
+                }
+                let data = data.to_vec();
+                let len = data.len() as u64;
+                return self.in_time(file, len, move |file| file.write_at(offset, &data));
+            }
             Backing::Remote(remote) => remote,
         };
         let mut at = offset;
@@ -411,10 +419,30 @@ impl Device {
     /// Makes completed writes durable. Blocks.
     pub fn flush(&self) -> io::Result<()> {
         match &self.backing {
-            Backing::File(file) => self.answering(file)?.flush(),
+            Backing::File(file) => {
+                self.answering(file)?;
+                match self.patience.is_limited() {
+                    true => self.in_time(file, 0, BlockFile::flush),
+                    false => file.flush(),
+                }
+            }
             Backing::Remote(remote) if remote.is_read_only() => Ok(()),
             Backing::Remote(remote) => call(remote, OpKind::Flush, 0, 0, SmallVec::new()).map(drop),
         }
+    }
+
+    /// Has a thread do it, which alone waits for a device that does not answer: whoever called may hold a lock.
+    fn in_time(
+        &self,
+        file: &Arc<BlockFile>,
+        len: u64,
+        work: impl FnOnce(&BlockFile) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
+        let errand = Errand::begin(self.patience.clone(), self.name());
+        let (file, done) = (file.clone(), errand.clone());
+        let thread = std::thread::Builder::new().name("hearth-sync".into());
+        thread.spawn(move || done.end(work(&file)))?;
+        errand.wait(len)
     }
 
     /// A device that owes an answer would keep the caller as well, and what is written must not overtake it.

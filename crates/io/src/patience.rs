@@ -11,10 +11,14 @@
 //! something else, and then the device would write to it.
 
 use crate::device::Device;
+use crate::helper::lock;
 use crate::op::{IoDone, IoError, IoOp};
+use crate::sys::now_ns;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// How often drivers look.
 pub(crate) const LOOK_NS: u64 = 500_000_000;
@@ -37,6 +41,11 @@ const ENDED_EVERY_NS: u64 = 100_000_000;
 impl Patience {
     pub(crate) fn set(&self, limit_ns: u64) {
         self.limit_ns.store(limit_ns, Ordering::Relaxed);
+    }
+
+    /// Is it not waited for for ever?
+    pub(crate) fn is_limited(&self) -> bool {
+        self.limit_ns.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn owes(&self) -> bool {
@@ -158,6 +167,66 @@ impl Lending {
     }
 }
 
+/// Something that a thread does of its own, while another one waits for it only as long as the device is waited for.
+pub(crate) struct Errand {
+    patience: Arc<Patience>,
+    name: String,
+    begun_ns: u64,
+    state: Mutex<Outcome>,
+    ended: Condvar,
+}
+
+enum Outcome {
+    Open,
+    /// It was answered for.
+    Told,
+    Ended(io::Result<()>),
+}
+
+impl Errand {
+    pub(crate) fn begin(patience: Arc<Patience>, name: String) -> Arc<Errand> {
+        Arc::new(Errand {
+            patience,
+            name,
+            begun_ns: now_ns(),
+            state: Mutex::new(Outcome::Open),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self, result: io::Result<()>) {
+        self.patience.note_ended(now_ns());
+        let mut state = lock(&self.state);
+        if matches!(*state, Outcome::Told) {
+            return self.patience.note_paid(&self.name);
+        }
+        *state = Outcome::Ended(result);
+        drop(state);
+        self.ended.notify_all();
+    }
+
+    /// Waits for the end of something that is about so many bytes.
+    pub(crate) fn wait(&self, len: u64) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        loop {
+            match std::mem::replace(&mut *state, Outcome::Open) {
+                Outcome::Ended(result) => return result,
+                _ if self.patience.is_over(self.begun_ns, len, now_ns()) => {
+                    *state = Outcome::Told;
+                    self.patience.note_owed(&self.name);
+                    return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+                }
+                _ => {}
+            }
+            let waited = self
+                .ended
+                .wait_timeout(state, Duration::from_nanos(LOOK_NS));
+            state = waited.unwrap_or_else(|e| e.into_inner()).0;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,5 +274,26 @@ mod tests {
         assert_eq!(device.admit(&op()), Ok(()));
         let (number, _) = lending.lend(&op(), &device);
         assert!(!lending.is_told(number, 2_000), "it ended in time");
+    }
+
+    #[test]
+    fn who_waits_for_a_thread_waits_only_so_long_and_the_rest_fails_until_it_has_ended() {
+        let patience = Arc::new(Patience::default());
+        patience.set(1_000_000);
+        let errand = Errand::begin(patience.clone(), "a device".to_owned());
+        let late = errand.wait(0).expect_err("nobody ends it");
+        assert_eq!(late.raw_os_error(), Some(libc::ETIMEDOUT));
+        assert!(patience.owes());
+        errand.end(Ok(()));
+        assert!(!patience.owes());
+        // One that ends is answered as it ended.
+        patience.set(60_000_000_000);
+        let errand = Errand::begin(patience.clone(), "a device".to_owned());
+        let ends = errand.clone();
+        let thread = std::thread::spawn(move || ends.end(Err(io::ErrorKind::WriteZero.into())));
+        let ended = errand.wait(0).expect_err("so it ended");
+        assert_eq!(ended.kind(), io::ErrorKind::WriteZero);
+        thread.join().expect("no panic");
+        assert!(!patience.owes());
     }
 }

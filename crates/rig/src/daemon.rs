@@ -252,6 +252,19 @@ impl Hearth {
             .with_context(|| format!("cannot run hearth {}", args.join(" ")))
     }
 
+    /// Begins a command, which may take long; what it says is kept for whoever waits for it.
+    pub fn begin(&self, args: &[&str]) -> Result<Child> {
+        Command::new(&self.bin)
+            .arg("--run-dir")
+            .arg(self.run_dir())
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run hearth {}", args.join(" ")))
+    }
+
     /// Runs the command line, which must succeed; what it printed.
     pub fn ok(&self, args: &[&str]) -> Result<String> {
         ok(self.hearth(args)?)

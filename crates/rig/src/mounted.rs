@@ -1,4 +1,4 @@
-//! Flash devices that answer late, hang, die and come back as they were: files behind a server in user space, mounted by
+//! Devices that answer late, return errors, hang, die and come back as they were: files behind a server in user space, mounted by
 //! another one. It needs root. A mount that a killed test leaves is taken away by the next one at the same place.
 
 use crate::child::bound_to_us;
@@ -36,14 +36,34 @@ pub struct Mounted {
     fuse: Child,
     mount: PathBuf,
     file: PathBuf,
+    /// While it is there, everything fails.
+    fail: PathBuf,
 }
 
 impl Mounted {
     /// Of `file`, which lies in `dir` and is as large as it is to be; each read and each write takes so many milliseconds longer.
     pub fn new(dir: &Path, name: &str, file: &Path, delay_ms: u32) -> Result<Mounted> {
+        Mounted::with(dir, name, file, delay_ms, &[])
+    }
+
+    /// The same, not late, of which the kernel knows nothing by itself: what is asked of it by name is asked of the one who may hang,
+    /// each time.
+    pub fn unknown(dir: &Path, name: &str, file: &Path) -> Result<Mounted> {
+        Mounted::with(dir, name, file, 0, &["-o", "attr_timeout=0"])
+    }
+
+    fn with(
+        dir: &Path,
+        name: &str,
+        file: &Path,
+        delay_ms: u32,
+        options: &[&str],
+    ) -> Result<Mounted> {
         let mount = dir.join(format!("{name}.mnt"));
         unmount(&mount)?;
         fs::create_dir_all(&mount)?;
+        let fail = dir.join(format!("{name}.fail"));
+        let errors = format!("error-file={}", path(&fail));
         let (read, write) = (
             format!("rdelay={delay_ms}ms"),
             format!("wdelay={delay_ms}ms"),
@@ -54,16 +74,21 @@ impl Mounted {
             "-U",
             "{socket}",
             "--filter=delay",
+            "--filter=error",
             "file",
             path(file),
             &read,
             &write,
+            "error=EIO",
+            "error-rate=100%",
+            &errors,
         ];
         let socket = dir.join(format!("{name}.s"));
         let server = Server::start("nbdkit", &args, socket)?;
         let shown = mount.join("flash");
         let mut fuse = Command::new("nbdfuse");
-        fuse.arg(&shown)
+        fuse.args(options)
+            .arg(&shown)
             .arg(server.uri(""))
             .stdin(Stdio::null())
             .stderr(Stdio::null());
@@ -75,6 +100,7 @@ impl Mounted {
             fuse,
             mount,
             file: shown,
+            fail,
         };
         let size = fs::metadata(file)?.len();
         wait::until("the device is mounted", LIMIT, || {
@@ -92,6 +118,25 @@ impl Mounted {
         path(&self.file)
     }
 
+    /// From now on reads and writes of it fail, or do no more.
+    pub fn fail(&self, on: bool) -> Result<()> {
+        match on {
+            true => fs::write(&self.fail, b"")?,
+            false => fs::remove_file(&self.fail)?,
+        }
+        Ok(())
+    }
+
+    /// From now on it answers nothing at all, not even what it is called or how large it is; or goes on. A process that has
+    /// asked it something cannot end meanwhile.
+    pub fn hang(&self, on: bool) -> Result<()> {
+        let signal = if on { libc::SIGSTOP } else { libc::SIGCONT };
+        // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+        let sent = unsafe { libc::kill(self.fuse.id() as i32, signal) };
+        ensure!(sent == 0, "kill({})", self.fuse.id());
+        Ok(())
+    }
+
     /// Who answers for it.
     pub fn server(&mut self) -> &mut Server {
         &mut self.server
@@ -101,6 +146,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         // What it was asked must end, or nobody who asked it can.
+        let _ = self.hang(false);
         let _ = self.server.signal(libc::SIGCONT);
         let _ = self.server.kill9();
         let _ = self.fuse.kill();

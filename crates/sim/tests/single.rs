@@ -15,3 +15,20 @@ fn one_failure_alone_does_no_harm() {
     let first = tally.findings.first().map(ToString::to_string);
     assert!(first.is_none(), "{}", first.unwrap_or_default());
 }
+
+/// It is not only that nothing happens: a second copy that is not durable is found by one failure.
+#[cfg(feature = "mutations")]
+#[test]
+fn a_second_copy_that_is_not_flushed_is_found() {
+    use hearth_engine::faults::Fault;
+    use hearth_sim::single::{cases, run_some};
+    std::panic::set_hook(Box::new(|_| {}));
+    let cases = cases().into_iter();
+    let cases: Vec<_> = cases.filter(|c| c.twice && c.legs == 1).collect();
+    assert!(cases.len() > 4, "{cases:?}");
+    let broken = Real::with(Fault::SecondHalfUnflushed).expect("it is built in");
+    let tally = run_some(&cases, STRIDE, 2, &broken).expect("it takes a failure");
+    drop(std::panic::take_hook());
+    println!("{} of {} runs", tally.findings.len(), tally.runs);
+    assert!(!tally.findings.is_empty());
+}

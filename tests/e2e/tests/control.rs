@@ -42,18 +42,6 @@ fn shown(hearth: &Hearth, name: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("no JSON: {text}"))
 }
 
-/// Starts a command without waiting for its end.
-fn begin(hearth: &Hearth, args: &[&str]) -> Result<Child> {
-    Ok(Command::new(binary()?)
-        .arg("--run-dir")
-        .arg(hearth.run_dir())
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?)
-}
-
 /// What a command said that must end by itself.
 fn end(mut child: Child, what: &str) -> Result<Output> {
     if let Err(e) = wait::until(what, LIMIT, || child.try_wait().ok().flatten()) {
@@ -67,7 +55,7 @@ fn end(mut child: Child, what: &str) -> Result<Output> {
 /// The daemon answers a question, and not only once its clients' time is up.
 fn answers_soon(hearth: &Hearth) -> Result<()> {
     let asked = Instant::now();
-    let said = end(begin(hearth, &["disk", "list"])?, "hearth disk list")?;
+    let said = end(hearth.begin(&["disk", "list"])?, "hearth disk list")?;
     ensure!(
         said.status.success(),
         "{}",
@@ -226,7 +214,7 @@ fn a_flush_that_can_only_wait_for_what_is_lost_ends_and_says_what_is_true() -> R
 
     // All that is left is lost: nothing to wait for.
     let said = end(
-        begin(&hearth, &["disk", "flush", "d"])?,
+        hearth.begin(&["disk", "flush", "d"])?,
         "the flush of lost blocks",
     )?;
     let words = String::from_utf8_lossy(&said.stderr).into_owned();
@@ -244,7 +232,7 @@ fn a_flush_that_can_only_wait_for_what_is_lost_ends_and_says_what_is_true() -> R
     // With something else to wait for, calling it off says what is so, and no more.
     client.write(2 * MIB, &[0xCD; 4096])?;
     client.flush()?;
-    let flush = begin(&hearth, &["disk", "flush", "d"])?;
+    let flush = hearth.begin(&["disk", "flush", "d"])?;
     wait::until("the flush goes on", LIMIT, || {
         (shown(&hearth, "d").ok()?["state"] == "flushing").then_some(())
     })?;

@@ -395,7 +395,7 @@ impl Daemon {
         let device = if reconcile || leaving {
             device
         } else {
-            device.before_first_write(move || withdraw_promise(&pool, id))
+            device.before_first_write(move || announce_writes(pool, id))
         };
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
@@ -514,6 +514,25 @@ fn replace(registry: &mut Registry, record: &DiskRecord) -> Result<()> {
     *place = record.clone();
     place.mirror = mirror;
     Ok(())
+}
+
+/// Longest wait for the note that an origin is about to be written.
+const NOTE_TIME: Duration = Duration::from_secs(10);
+
+/// Notes durably that an origin is about to be written by us. Who waits for that does so for a while only: somebody else may be
+/// changing the registry, and the flash may not answer.
+pub(super) fn announce_writes(pool: Arc<Mutex<Pool>>, id: u16) {
+    let (done, noted) = channel();
+    let note = move || {
+        withdraw_promise(&pool, id);
+        // Nobody waits any more if it cannot be sent.
+        let _ = done.send(());
+    };
+    let thread = std::thread::Builder::new().name("hearth-note".to_owned());
+    // As if it could not be noted.
+    if thread.spawn(note).is_err() || noted.recv_timeout(NOTE_TIME).is_err() {
+        tracing::error!("it is not noted yet that the origin of disk {id} is being written");
+    }
 }
 
 /// Notes durably that an origin is about to be written by us.

@@ -27,7 +27,7 @@ use hearth_origin::Backing;
 use hearth_origin::owner::Take;
 
 use super::admission::{RULES, failure};
-use super::attach::withdraw_promise;
+use super::attach::announce_writes;
 use super::{Daemon, lock};
 use crate::api::types::{DiskInfo, DiskMove};
 use crate::error::{Error, Result};
@@ -260,7 +260,7 @@ impl Daemon {
             return Err(e);
         }
         let pool = self.pool.clone();
-        let device = Arc::new(device.before_first_write(move || withdraw_promise(&pool, id)));
+        let device = Arc::new(device.before_first_write(move || announce_writes(pool, id)));
         let before = self.targets.set(Target::Origin(id), Some(device.clone()));
         self.rooms.watch(id, &device);
         let told = self.at_rest(&format!("move {name}"), || {

@@ -41,8 +41,8 @@ pub(super) struct Session {
     pub(super) short: Option<u64>,
     pub(super) windows: Windows<Counters>,
     pub(super) latencies: Windows<Latencies>,
-    /// It was told that its writes wait because its origin is too far behind.
-    pub(super) late: bool,
+    /// Tells when its writes wait because its origin is too far behind.
+    pub(super) lateness: trouble::Lateness,
     /// Tells when it cannot be written back.
     pub(super) alarm: trouble::Alarm,
     /// What was told of it.
@@ -64,7 +64,7 @@ impl Session {
             short: None,
             windows: Windows::starting(now, &NOTHING.0),
             latencies: Windows::starting(now, &NOTHING.1),
-            late: false,
+            lateness: trouble::Lateness::default(),
             alarm: trouble::Alarm::default(),
             told: watch::Told::default(),
         }

@@ -65,6 +65,38 @@ impl Alarm {
     }
 }
 
+/// How long no write must have waited before an origin that was too far behind is said to be in time.
+const IN_TIME_AFTER: Duration = Duration::from_secs(10);
+
+/// Decides when it is said that writes of an ordered disk wait because its origin is too far behind, and that they do no more.
+///
+/// Under a load that is faster than the origin writes wait, and go on, many times a second. Each of that is too short to be
+/// seen by who looks now and then, so waits are counted; and told one by one they would fill the log, so it is over only
+/// when there was none for some time. Without I/O; times are seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lateness {
+    told: bool,
+    /// As many waits were counted when it was looked last.
+    waits: u64,
+    /// When it was so last.
+    last: u64,
+}
+
+impl Lateness {
+    fn look(&mut self, late: bool, waits: u64, now: u64) -> Option<Say> {
+        // Fewer are those of another order: the disk was not an ordered one meanwhile.
+        let wrong = late || waits > self.waits;
+        self.waits = waits;
+        if wrong {
+            self.last = now;
+            return (!std::mem::replace(&mut self.told, true)).then_some(Say::Trouble);
+        }
+        let over = self.told && now >= self.last.saturating_add(IN_TIME_AFTER.as_secs());
+        self.told &= !over;
+        over.then_some(Say::Over)
+    }
+}
+
 /// What keeps a disk's dirty blocks from its origin, if anything does.
 pub(super) fn write_back_trouble(status: &DiskStatus, now_ns: u64) -> Option<WriteBackTrouble> {
     let seconds = |since: u64| now_ns.saturating_sub(since) as f64 / 1e9;
@@ -145,7 +177,7 @@ impl Daemon {
             let status = self.engine.status(slot.id).unwrap_or_default();
             let trouble = write_back_trouble(&status, now_ns);
             self.watch_link(slot);
-            self.watch_order(slot, now_ns);
+            self.watch_order(slot, now, now_ns);
             match (slot.session.alarm.look(trouble.is_some(), now), trouble) {
                 (Some(Say::Trouble), Some(t)) => {
                     let origin = self.origin_of(slot);
@@ -169,18 +201,17 @@ impl Daemon {
 
     /// Says when writes of an ordered disk begin to wait because its origin is too far behind, and when they do no
     /// more.
-    fn watch_order(&self, slot: &mut Slot, now_ns: u64) {
+    fn watch_order(&self, slot: &mut Slot, now: u64, now_ns: u64) {
         let order = self.engine.order(slot.id, now_ns);
-        let late = order.is_some_and(|o| o.late);
-        if late == slot.session.late {
+        let (late, waits) = order.map_or((false, 0), |o| (o.late, o.waits));
+        let Some(say) = slot.session.lateness.look(late, waits, now) else {
             return;
-        }
-        slot.session.late = late;
+        };
         let seconds = order.map_or(0, |o| o.age_ns / 1_000_000_000);
         let disk = slot.name.clone();
-        self.events.tell(match late {
-            true => Event::OriginTooFarBehind { disk, seconds },
-            false => Event::OriginInTime { disk, seconds },
+        self.events.tell(match say {
+            Say::Trouble => Event::OriginTooFarBehind { disk, seconds },
+            Say::Over => Event::OriginInTime { disk, seconds },
         });
     }
 
@@ -217,6 +248,22 @@ mod tests {
         // After a long peace it is news again.
         assert_eq!(alarm.look(false, 50_000), None);
         assert_eq!(alarm.look(true, 50_001), Some(Say::Trouble));
+    }
+
+    #[test]
+    fn waits_between_two_looks_are_told_and_not_each_of_them() {
+        let mut lateness = Lateness::default();
+        assert_eq!(lateness.look(false, 0, 100), None);
+        // It is over again when somebody looks, and goes on like that.
+        assert_eq!(lateness.look(false, 3, 101), Some(Say::Trouble));
+        let told = (102..200).filter(|now| lateness.look(now % 3 == 0, *now, *now).is_some());
+        assert_eq!(told.count(), 0);
+        let told = (200..260).find(|now| lateness.look(false, 199, *now) == Some(Say::Over));
+        assert_eq!(told, Some(209));
+        assert_eq!(lateness.look(false, 199, 300), None);
+        // Not an ordered disk meanwhile: counted from the beginning.
+        assert_eq!(lateness.look(false, 0, 301), None);
+        assert_eq!(lateness.look(false, 1, 302), Some(Say::Trouble));
     }
 
     #[test]

@@ -381,6 +381,7 @@ impl Core {
         if age >= 100 {
             took(Path::OrderLate);
             order.late = true;
+            order.waits += 1;
         }
         let waits = held >= most || age >= 100;
         if held >= most {
@@ -588,6 +589,7 @@ impl Core {
             upto,
             age_ns: order.age_ns(now),
             late: order.late,
+            waits: order.waits,
             versions: order.len(),
         })
     }

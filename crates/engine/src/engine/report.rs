@@ -55,6 +55,8 @@ pub struct OrderStatus {
     pub age_ns: u64,
     /// Writes wait because that is longer than it may be.
     pub late: bool,
+    /// How often a write was found to have to wait for that in this run; it may be over before anybody looks.
+    pub waits: u64,
     /// Versions of blocks it lacks, several of one block counted each.
     pub versions: u64,
 }

@@ -99,6 +99,8 @@ pub(crate) struct Order {
     count: u64,
     /// Writes wait because the origin is further behind than it may be.
     pub late: bool,
+    /// How often that was found when a write came. It may be over before anybody looks at [`late`](Self::late).
+    pub waits: u64,
     /// How far the origin is by what the log says durably.
     settled: Upto,
     /// What the origin takes for an epoch lately; 0: not known.
@@ -135,6 +137,7 @@ impl Order {
             released: Vec::new(),
             count,
             late: false,
+            waits: 0,
             settled: match mixed {
                 true => Upto::Mixed,
                 false => Upto::Earlier,
@@ -393,6 +396,7 @@ impl Order {
         let mut mixture = Order::mixture(dirty, batch);
         mixture.first = self.open_number() + 1;
         mixture.late = self.late;
+        mixture.waits = self.waits;
         mixture.epoch_ns = self.epoch_ns;
         mixture.marked = self.marked;
         mixture.mends = self.mends;

@@ -178,10 +178,13 @@ pub(super) fn claim(
     take: Take,
 ) -> Result<bool, ClaimError> {
     let failed = |e: io::Error| match e.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM | libc::EROFS) => ClaimError::Unknown {
-            origin: origin.to_owned(),
-            why: format!("{} cannot be written: {e}", place.display()),
-        },
+        // The last two of those are a file system that makes no new files, such as one that shows a single one.
+        Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ENOSYS | libc::EOPNOTSUPP) => {
+            ClaimError::Unknown {
+                origin: origin.to_owned(),
+                why: format!("{} cannot be written: {e}", place.display()),
+            }
+        }
         _ => ClaimError::Unavailable {
             origin: origin.to_owned(),
             why: Fault::new(

@@ -227,3 +227,49 @@ fn a_daemon_killed_in_a_scrub_goes_on_with_it() -> Result<()> {
     let client = hearth.connect("d")?;
     end(&mut hearth, &mut writer, client, &[&a, &b])
 }
+
+/// When a month has passed since the last scrub a daemon begins one by itself, and not another one when it is started again.
+#[test]
+fn a_scrub_that_is_due_is_run_once() -> Result<()> {
+    const DAY_MS: u64 = 86_400_000;
+    let (mut hearth, _, _) = filled("off")?;
+    hearth.ok(&["disk", "scrub", "d", "--rate", "0"])?;
+    let told = |hearth: &Hearth, kind: &str| -> Result<usize> {
+        let kind = format!("\"event\":\"{kind}\"");
+        let events = hearth.ok(&["events", "--json"])?;
+        Ok(events.lines().filter(|e| e.contains(&kind)).count())
+    };
+    ensure!(told(&hearth, "scrub-done")? == 1);
+    hearth.stop()?;
+    // As if it had been so many days ago.
+    let days_ago = |hearth: &Hearth, days: u64| -> Result<()> {
+        let mut kept = std::fs::read_dir(hearth.dir().join("state/mirrors"))?.flatten();
+        let kept = kept.find(|file| file.path().extension().is_some_and(|e| e == "json"));
+        let file = kept.context("nothing is kept of scrubs")?.path();
+        let mut habits: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
+        let ended = habits["scrub"]["ended_ms"].as_u64().context("no time")?;
+        habits["scrub"]["ended_ms"] = (ended - days * DAY_MS).into();
+        Ok(std::fs::write(&file, habits.to_string())?)
+    };
+    days_ago(&hearth, 29)?;
+    hearth.start()?;
+    attached(&hearth)?;
+    // One that is asked for comes after what the mirror does by itself at a start.
+    hearth.ok(&["disk", "mirror", "d", "--rate", "0"])?;
+    ensure!(told(&hearth, "scrub-started")? == 1);
+    hearth.stop()?;
+    days_ago(&hearth, 2)?;
+    hearth.start()?;
+    wait::until("it is scrubbed", LIMIT, || {
+        (told(&hearth, "scrub-done").ok()? == 2).then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    for _ in 0..2 {
+        hearth.stop()?;
+        hearth.start()?;
+        attached(&hearth)?;
+    }
+    hearth.ok(&["disk", "scrub", "d"])?;
+    ensure!(told(&hearth, "scrub-started")? == 3, "{}", hearth.log());
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Somebody discards all of the flash under a pool that is served. Of what only that flash had, nothing is made up: it
+//! fails, is listed, and is still missed after a restart, or the pool is not opened any more. Where everything is there twice, nobody
+//! notices.
+
+mod failing;
+
+use anyhow::{Context, Result, ensure};
+use failing::trim;
+use hearth_rig::daemon::path;
+use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::pattern::BLOCK;
+use hearth_rig::{Hearth, wait};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest wait for what comes by itself.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Of a load between two looks.
+const BUSY: Duration = Duration::from_millis(200);
+const MIB: u64 = 1 << 20;
+
+fn blank(hearth: &Hearth) -> Result<PathBuf> {
+    let file = hearth.dir().join("o.raw");
+    File::create(&file)?.set_len(BLOCKS * BLOCK as u64)?;
+    Ok(file)
+}
+
+fn shown(hearth: &Hearth) -> Result<Value> {
+    let text = hearth.ok(&["disk", "show", "d", "--json"])?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+fn connect(hearth: &Hearth) -> Result<hearth_rig::nbd::Client> {
+    wait::until("the disk is served", LIMIT, || hearth.connect("d").ok())
+        .with_context(|| hearth.log())
+}
+
+/// Starts it again. The superblocks and the registry went with the rest, unless somebody has written them again: it may refuse
+/// what is no pool any more, or one whose log is damaged, and then nobody is given anything.
+fn starts(hearth: &mut Hearth) -> Result<bool> {
+    let Err(e) = hearth.start() else {
+        return Ok(true);
+    };
+    let says = hearth.log();
+    let refused = ["no registry here", "the pool's log is damaged"]
+        .iter()
+        .any(|s| says.contains(s));
+    ensure!(refused && !hearth.running(), "{e:#}");
+    Ok(false)
+}
+
+/// Killed after that, or stopped in order.
+#[test]
+fn what_only_the_flash_had_is_missed_and_not_made_up() -> Result<()> {
+    for killed in [true, false] {
+        let mut hearth = Hearth::serving("160M")?;
+        let file = hearth.origin("o.raw", 16 * MIB)?;
+        let plain = std::fs::read(&file)?;
+        // Nothing reaches it: what is dirty stays so.
+        hearth.add("d", &format!("fault=eio-write:{}", path(&file)), &[])?;
+        let mut client = hearth.connect("d")?;
+        client.write(MIB, &[0xAB; 65536])?;
+        client.flush()?;
+        trim(hearth.flash())?;
+        let error = client.read(MIB, 65536).err().context("it was made up")?;
+        ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+        // Beside it all is well, and what is written takes its place.
+        ensure!(client.read(2 * MIB, 65536)? == plain[2 << 20..][..65536]);
+        client.write(3 * MIB, &[0xCD; 4096])?;
+        client.flush()?;
+        ensure!(client.read(3 * MIB, 4096)? == [0xCD; 4096]);
+        let all = json!([{"offset": MIB, "length": 65536}]);
+        wait::until("what is lost is listed", LIMIT, || {
+            // Each block that somebody asks for.
+            for at in (MIB..MIB + 65536).step_by(4096) {
+                let _ = client.read(at, 4096);
+            }
+            (shown(&hearth).ok()?["lost"] == all).then_some(())
+        })
+        .with_context(|| format!("{:?}\n{}", shown(&hearth), hearth.log()))?;
+        drop(client);
+        match killed {
+            true => hearth.kill9()?,
+            // It says with its exit status that something is lost, or keeps what it can.
+            false => drop(hearth.stop()),
+        }
+        if !starts(&mut hearth)? {
+            continue;
+        }
+        let served = wait::until("the disk is served or refused", LIMIT, || {
+            let state = shown(&hearth).ok()?["state"].as_str()?.to_owned();
+            ["attached", "refused"].contains(&&*state).then_some(state)
+        })
+        .with_context(|| hearth.log())?;
+        if served == "refused" {
+            ensure!(hearth.connect("d").is_err());
+            continue;
+        }
+        let mut client = hearth.connect("d")?;
+        let error = client.read(MIB, 4096).err();
+        let error = error.with_context(|| format!("it was made up\n{}", hearth.log()))?;
+        ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+        ensure!(client.read(2 * MIB, 65536)? == plain[2 << 20..][..65536]);
+    }
+    Ok(())
+}
+
+/// Either of two devices that hold everything, under a client, several times; and it is so after a kill as well.
+#[test]
+fn with_two_copies_nobody_notices() -> Result<()> {
+    for (victim, mode) in [(0, "write-back"), (1, "write-back"), (0, "write-through")] {
+        let about = || format!("{mode}, device {victim}");
+        let mut hearth = Hearth::bare()?;
+        let files = ["a.img", "b.img"].map(|name| hearth.dir().join(name));
+        for file in &files {
+            File::create(file)?.set_len(160 * MIB)?;
+        }
+        let both = ["--flash", path(&files[0]), "--flash", path(&files[1])];
+        hearth.ok(&[&["pool", "create", "--dirty-copies", "2"][..], &both].concat())?;
+        hearth.set_flash(files[0].clone());
+        hearth.serve_args = both[2..].iter().map(|arg| (*arg).to_owned()).collect();
+        hearth.start()?;
+        let file = blank(&hearth)?;
+        // What is dirty stays so for a while.
+        let origin = format!("model-latency=20ms:{}", path(&file));
+        hearth.add("d", &origin, &["--mode", mode, "--seq-cutoff", "0"])?;
+        let mut client = hearth.connect("d")?;
+        let mut writer = Writer::new(22);
+        for _ in 0..4 {
+            let loaded = writer.load(&mut client, BUSY, || trim(&files[victim]));
+            loaded.with_context(|| format!("{}\n{}", about(), hearth.log()))?;
+        }
+        writer.flush(&mut client)?;
+        let same = writer.check_stable(&mut client);
+        same.with_context(|| format!("{}\n{}", about(), hearth.log()))?;
+        ensure!(shown(&hearth)?["lost"].as_array().is_none_or(Vec::is_empty));
+        for _ in 0..2 {
+            let loaded = writer.load(&mut client, BUSY, || hearth.kill9());
+            loaded.with_context(about)?;
+            hearth.start().with_context(|| hearth.log())?;
+            client = connect(&hearth).with_context(about)?;
+            let sound = writer.check(&mut client);
+            sound.with_context(|| format!("{}\n{}", about(), hearth.log()))?;
+            writer.check_stable(&mut client).with_context(about)?;
+        }
+        drop(client);
+        hearth.ok(&["disk", "flush", "d"])?;
+        writer.check_file(&file).with_context(about)?;
+        hearth.stop().with_context(about)?;
+    }
+    Ok(())
+}
