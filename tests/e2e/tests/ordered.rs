@@ -122,31 +122,3 @@ fn writes_wait_for_an_origin_that_is_too_far_behind_and_it_is_told() -> Result<(
     hearth.stop()?;
     Ok(())
 }
-
-/// An origin that is only slow: writes wait and go on many times a second, at its rate. That is told once, not each time, and its
-/// end when there was no more of it for a while.
-#[test]
-fn an_origin_that_is_slow_is_told_once() -> Result<()> {
-    let mut hearth = Hearth::serving("160M")?;
-    let file = hearth.dir().join("o.raw");
-    File::create(&file)?.set_len(BLOCKS * BLOCK as u64)?;
-    let ordered = ["--mode", "write-back-ordered", "--max-age", "1s"];
-    hearth.add(
-        "d",
-        &format!("model-latency=60ms:{}", path(&file)),
-        &ordered,
-    )?;
-    let guest = Guest::of(&hearth, 1)?;
-    wait_told(&hearth, "origin-too-far-behind")?;
-    let before = guest.answered();
-    wait::until("the guest goes on at the origin's rate", LIMIT, || {
-        (guest.answered() > before + 40).then_some(())
-    })?;
-    let model = guest.ends()?;
-    wait_told(&hearth, "origin-in-time")?;
-    ensure!(told(&hearth, "origin-too-far-behind")? == 1);
-    hearth.ok(&["disk", "flush", "d"])?;
-    ensure!(std::fs::read(&file)? == model, "the origin is not the disk");
-    hearth.stop()?;
-    Ok(())
-}
