@@ -5,6 +5,7 @@
 //! The programs ([`working`]) are this test, brought into the guest on a disk. `WORK_SEED`, `WORK_OPERATIONS` (on data) and `WORK_NAMES` (on
 //! names) choose others than the usual ones.
 
+mod kernel_client;
 mod stored;
 mod working;
 
@@ -140,9 +141,7 @@ impl Clients {
         guest.run("ip link set lo up; ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0")?;
         guest.run("mkdir -p /program && mount -o ro /dev/vdb /program")?;
         for (at, options) in CLIENTS {
-            guest.run(&format!(
-                "mkdir -p {at} && mount -i -t nfs -o vers=3,proto=tcp,mountproto=tcp,nolock,timeo=50,port={port},mountport={port},addr=10.0.2.2,mountaddr=10.0.2.2{options} 10.0.2.2:/vms {at}",
-            ))?;
+            kernel_client::mount(&mut guest, port, at, options)?;
         }
         Ok(Clients { guest })
     }
@@ -236,11 +235,11 @@ fn names_are_what_two_clients_were_answered_while_the_daemon_is_killed() -> Resu
     for kill in 1..=kills {
         let goal = operations * kill / (kills + 1);
         let reached = |n| format!("test $(cat /tmp/done{n} 2>/dev/null || echo 0) -ge {goal}");
-        let waited = clients.guest.run(&format!(
-            "until {} && {}; do pidof work >/dev/null || exit 1; usleep 20000; done",
-            reached(0),
-            reached(1)
-        ));
+        let both = format!("{} && {}", reached(0), reached(1));
+        // Or one of them has ended before.
+        let more = format!("{{ {both}; }} || ! pidof work >/dev/null");
+        kernel_client::wait_until(&mut clients.guest, address.port(), &more)?;
+        let waited = clients.guest.run(&both);
         if let Err(e) = waited {
             for job in &jobs {
                 clients.told(job)?;
