@@ -13,8 +13,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use hearth_rig::clients::run_ok;
-use hearth_rig::daemon::path;
 use hearth_rig::machine::{Job, Machine, Plan};
 use hearth_rig::wait::until;
 use stored::{LIMIT, Lab, lasting_address};
@@ -118,28 +116,19 @@ struct Clients {
 
 impl Clients {
     fn new(lab: &Lab, port: u16) -> Result<Clients> {
-        // The programs come on a disk of their own, without what only debuggers read.
+        // The programs come on a disk of their own.
         let dir = lab.hearth.dir();
-        let (program, image) = (dir.join("program"), dir.join("program.img"));
-        fs::create_dir(&program)?;
-        let to = program.join("work");
-        let this = std::env::current_exe()?;
-        run_ok(
-            "strip",
-            &["--strip-debug", "-o", path(&to), path(&this)],
-            dir,
-        )?;
-        fs::File::create(&image)?.set_len(128 << 20)?;
-        run_ok(
-            "mke2fs",
-            &["-q", "-t", "ext4", "-d", path(&program), path(&image)],
-            dir,
-        )?;
+        let program = std::env::current_exe()?;
+        let image = kernel_client::brought(dir, std::slice::from_ref(&program))?;
+        let name = program.file_name().and_then(|name| name.to_str());
+        let name = name.context("a name")?;
         let plan = Plan::new(2).own_root()?.image(&image).network();
         let mut guest = Machine::boot(dir, "g", &plan)?;
         guest.run("modprobe virtio_net && modprobe nfsv3")?;
         guest.run("ip link set lo up; ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0")?;
         guest.run("mkdir -p /program && mount -o ro /dev/vdb /program")?;
+        // By this name it is looked for.
+        guest.run(&format!("ln -s /program/{name} /run/work"))?;
         for (at, options) in CLIENTS {
             kernel_client::mount(&mut guest, port, at, options)?;
         }
@@ -148,7 +137,7 @@ impl Clients {
 
     fn start(&mut self, what: &str, seed: u64, operations: u64, places: &str) -> Result<Job> {
         self.guest.start(&format!(
-            "{WORK}='{what} {seed} {operations} {places}' RUST_BACKTRACE=0 /program/work --exact work_for_another --nocapture"
+            "{WORK}='{what} {seed} {operations} {places}' RUST_BACKTRACE=0 /run/work --exact work_for_another --nocapture"
         ))
     }
 
