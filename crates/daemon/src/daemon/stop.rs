@@ -30,6 +30,8 @@ const CHANGES_TIME: Duration = Duration::from_secs(15);
 const CHANGES_PATIENCE: Duration = Duration::from_secs(1);
 /// Longest wait for what the origins look like.
 const PROMISE_TIME: Duration = Duration::from_secs(30);
+/// Longest wait for the file system of the flash to say whether it is still there.
+const LOOK_TIME: Duration = Duration::from_secs(5);
 /// Least time between two looks at how far the engine is.
 const PACE: Duration = Duration::from_millis(5);
 
@@ -141,8 +143,10 @@ impl Daemon {
         };
         self.observer.end_recordings();
         self.hurry();
-        // It may have been removed a moment ago.
-        self.look_at_flash();
+        // It may have been removed a moment ago. One that hangs would keep the stop, and what is written there fails in time.
+        self.look_at_flash_aside();
+        let looked = || (!self.is_looking_at_flash()).then_some(());
+        self.bell.wait(LOOK_TIME, PACE, looked);
         if reason == StopReason::Export {
             self.drain_everything()?;
         } else if self.must_empty_flash() {
