@@ -417,8 +417,9 @@ impl Mover {
 
     fn pass(&mut self, daemon: &Daemon, device: &Device, mut at: u64, found: bool) -> Duration {
         if at == 0 {
-            // What was on its way to the origin may become clean until then, and a hole be one no more.
-            match daemon.engine.hold(self.id, true) {
+            // What was on its way to the origin may become clean until then, and a hole be one no more. Who has let the disk go meanwhile,
+            // because it is larger now or for another reason, has said the last word.
+            match daemon.engine.hold_on(self.id) {
                 Ok(()) => self.lacking = 0,
                 Err(_) => return SOON,
             }
@@ -428,7 +429,7 @@ impl Mover {
                 self.step = match found {
                     true => START,
                     // What was brought there has to be durable.
-                    false => match daemon.engine.hold(self.id, true) {
+                    false => match daemon.engine.hold_on(self.id) {
                         Ok(()) => Step::Ends,
                         Err(_) => START,
                     },
@@ -509,3 +510,6 @@ impl Mover {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

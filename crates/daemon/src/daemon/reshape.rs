@@ -24,6 +24,7 @@ use crate::api::upgrade::UpgradeRequest;
 use crate::error::{Error, Result};
 use crate::pool::change::{self, Change, Ready};
 use crate::pool::{CreateOptions, DeviceAt, Pool};
+use crate::size::human;
 
 /// The program that goes on is the one that runs, wherever its file has gone.
 pub(super) const OURSELVES: &str = "/proc/self/exe";
@@ -329,9 +330,9 @@ impl Daemon {
         Err(Error::refused(
             format!(
                 "{} are promised to disks that live on flash, and without {} there is room for {} of that",
-                crate::size::human(promised),
+                human(promised),
                 old.display(),
-                crate::size::human(homeless::most(left))
+                human(homeless::most(left))
             ),
             "remove such a disk first, or put a larger device in its place with `hearth pool replace-flash`",
         ))
@@ -417,7 +418,6 @@ impl Daemon {
         if !short && !beyond {
             return Ok(());
         }
-        let human = crate::size::human;
         Err(Error::refused(
             format!(
                 "the index and what belongs to it would need {}, {} more than now",
@@ -447,8 +447,15 @@ impl Daemon {
         let segment = lock(&self.pool).info().segment_bytes;
         loop {
             let Some(how) = self.engine.emptying() else {
+                let stats = self.engine.pool_stats();
+                let promised = homeless::promised(lock(&self.pool).registry());
                 return Err(Error::refused(
-                    "emptying it was given up: the log needs the room it has",
+                    format!(
+                        "emptying it was given up, for the log needs the room it has: of {}, {} wait for the origins, and {} are promised to disks that live on flash",
+                        human(stats.capacity_blocks * BLOCK),
+                        human(stats.dirty_blocks * BLOCK),
+                        human(promised)
+                    ),
                     "wait until the origins have more of what is dirty, and try again",
                 ));
             };

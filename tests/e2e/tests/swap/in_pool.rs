@@ -5,10 +5,10 @@ use hearth_rig::daemon::binary;
 use hearth_rig::rng::Rng;
 
 /// A loop device, taken away at the end.
-struct Loop(String);
+pub(super) struct Loop(pub(super) String);
 
 impl Loop {
-    fn over(file: &Path) -> Option<Loop> {
+    pub(super) fn over(file: &Path) -> Option<Loop> {
         let mut command = Command::new("losetup");
         let out = command.args(["--find", "--show"]).arg(file).output().ok()?;
         let name = String::from_utf8(out.stdout).ok()?.trim().to_owned();
@@ -23,13 +23,13 @@ impl Drop for Loop {
 }
 
 /// Whatever becomes of the test, nothing is swapped to what lies over its flash.
-struct Swept {
+pub(super) struct Swept {
     flash: PathBuf,
     page_cluster: String,
 }
 
 impl Swept {
-    fn of(hearth: &Hearth) -> Result<Swept> {
+    pub(super) fn of(hearth: &Hearth) -> Result<Swept> {
         Ok(Swept {
             flash: hearth.flash().to_owned(),
             page_cluster: page_cluster()?,
@@ -37,7 +37,7 @@ impl Swept {
     }
 
     /// Loop devices over it.
-    fn loops(&self) -> Vec<String> {
+    pub(super) fn loops(&self) -> Vec<String> {
         let mut command = Command::new("losetup");
         command.args(["--noheadings", "--output", "NAME", "--associated"]);
         let out = command.arg(&self.flash).output();
@@ -302,6 +302,170 @@ fn killed_on_the_way_it_is_set_aside_or_not() -> Result<()> {
             said(&hearth, &["on", "--size", "64M", "--in-pool"])?;
         }
         disk.check(&hearth)?;
+    }
+    Ok(())
+}
+
+/// Where as much is dirty as may be, swap waits until the origins have enough of it, and can be called off meanwhile; where flash is
+/// promised to disks that live there, it says no, with the figures. Nothing is lost, and nothing is left half done.
+#[test]
+fn in_a_pool_full_of_what_is_dirty_it_waits_or_says_no() -> Result<()> {
+    let test = "in_a_pool_full_of_what_is_dirty_it_waits_or_says_no";
+    let Some((mut hearth, _, disk)) = served(test, false)? else {
+        return Ok(());
+    };
+    let swept = Swept::of(&hearth)?;
+    hearth.ok(&["disk", "flush", "vm"])?;
+    let capacity = device_of_pool(&hearth)?["capacity"].as_u64();
+    let capacity = capacity.context("not said")?;
+    // Sixty in a hundred may be dirty: beyond that writes would wait for the origin, which takes its time.
+    let blocks = capacity / 100 * 57 / MIB;
+    let file = hearth.dir().join("slow");
+    std::fs::File::create(&file)?.set_len(blocks * MIB)?;
+    let slow = format!("model-latency=1s:{}", file.display());
+    hearth.add("slow", &slow, &[])?;
+    let block = |n: u64| -> Vec<u8> {
+        let mut out = vec![0; MIB as usize];
+        Rng::new(77 << 32 | n).fill(&mut out);
+        out
+    };
+    let mut client = hearth.connect("slow")?;
+    for n in 0..blocks {
+        client.write(n * MIB, &block(n))?;
+    }
+    client.flush()?;
+    let dirty = |hearth: &Hearth| -> Result<u64> {
+        let shown = hearth.ok(&["disk", "show", "slow", "--json"])?;
+        let shown: Value = serde_json::from_str(&shown)?;
+        shown["dirty"].as_u64().context("not said")
+    };
+    // Half of the pool is wanted, and the other half does not hold what is dirty.
+    let size = capacity / 2 / MIB - 8;
+    let size = format!("{size}M");
+    println!(
+        "{} of {capacity} bytes are dirty, {size} are wanted",
+        dirty(&hearth)?
+    );
+    let on = ["on", "--size", &size, "--in-pool"];
+    let begin = |hearth: &Hearth| -> Result<std::process::Child> {
+        let mut command = Command::new(binary()?);
+        command.arg("--run-dir").arg(hearth.run_dir());
+        command.args(words(hearth, &on)).stdout(Stdio::null());
+        Ok(command.stderr(Stdio::piped()).spawn()?)
+    };
+    let api = hearth.api();
+    let change = || -> Option<(u64, u64)> {
+        let now = api.get("/v1/pool/areas").ok()?["change"].clone();
+        Some((now["done"].as_u64()?, now["total"].as_u64()?))
+    };
+
+    let command = begin(&hearth)?;
+    wait::until("it tells how far it is", LIMIT, || {
+        change().filter(|(_, total)| *total > 0)
+    })?;
+    // SAFETY: a signal to a child that was not waited for.
+    unsafe { libc::kill(command.id() as libc::pid_t, libc::SIGINT) };
+    let out = command.wait_with_output()?;
+    let told = String::from_utf8_lossy(&out.stderr).into_owned();
+    ensure!(
+        out.status.code() == Some(130) && told.contains("called off"),
+        "{}: {told}",
+        out.status
+    );
+    ensure!(device_of_pool(&hearth)?["swap"] == 0 && swept.loops().is_empty());
+    let before = dirty(&hearth)?;
+    ensure!(before > capacity / 3, "{before} of {capacity} are dirty");
+
+    // Again, and to its end.
+    let mut command = begin(&hearth)?;
+    let mut steps = std::collections::BTreeSet::new();
+    wait::until("it has made room", 4 * LIMIT, || {
+        steps.extend(change());
+        command.try_wait().ok().flatten()
+    })?;
+    let out = command.wait_with_output()?;
+    let told = String::from_utf8_lossy(&out.stderr).into_owned();
+    ensure!(out.status.success(), "{}: {told}", out.status);
+    println!(
+        "it told {} steps; dirty: {} of {before}",
+        steps.len(),
+        dirty(&hearth)?
+    );
+    ensure!(steps.len() > 2, "it told how far it was: {steps:?}");
+    ensure!(dirty(&hearth)? < before, "it waited for the origin");
+    ensure!(area(&hearth)?["on"] == true);
+    for n in 0..blocks {
+        ensure!(client.read(n * MIB, MIB as u32)? == block(n), "block {n}");
+    }
+    drop(client);
+    hearth.kill9()?;
+    hearth.start()?;
+    let mut client = hearth.connect("slow")?;
+    for n in 0..blocks {
+        ensure!(client.read(n * MIB, MIB as u32)? == block(n), "block {n}");
+    }
+    drop(client);
+    said(&hearth, &["off"])?;
+    disk.check(&hearth)?;
+
+    // What lives on flash goes nowhere.
+    hearth.ok(&["disk", "add", "f", "--flash-only", &size])?;
+    let told = refused(&hearth, &["on", "--size", "32M", "--in-pool"])?;
+    ensure!(
+        told.contains("32 MiB cannot be set aside")
+            && told.contains("promised to such disks")
+            && told.contains("smaller --size"),
+        "{told}"
+    );
+    ensure!(device_of_pool(&hearth)?["swap"] == 0);
+    Ok(())
+}
+
+/// What swap inside a pool cannot be, it says, with what to do instead.
+#[test]
+fn where_swap_cannot_be_inside_it_says_what_to_do() -> Result<()> {
+    let test = "where_swap_cannot_be_inside_it_says_what_to_do";
+    if daemon(test)?.is_none() || !have(test, &["losetup", "swapoff"]) {
+        return Ok(());
+    }
+    for copies in ["2", "1"] {
+        let mut hearth = Hearth::bare()?;
+        let swept = Swept::of(&hearth)?;
+        let first = hearth.flash().display().to_string();
+        let second = hearth.dir().join("second").display().to_string();
+        let create = ["pool", "create", "--dirty-copies", copies];
+        let devices = [
+            "--flash", &first, "--flash", &second, "--size", "160M", "--size", "160M",
+        ];
+        hearth.ok(&[&create[..], &devices[..]].concat())?;
+        hearth.serve_args = vec!["--flash".into(), second.clone()];
+        hearth.start()?;
+        let on = ["on", "--size", "32M", "--in-pool", "--device", &first];
+        if copies == "2" {
+            let told = refused(&hearth, &on)?;
+            ensure!(told.contains("keeps everything twice"), "{told}");
+            ensure!(told.contains("--flash FILE"), "{told}");
+            continue;
+        }
+        said(&hearth, &on)?;
+        // Another size, and another place.
+        let told = refused(&hearth, &["on", "--size", "64M", "--in-pool"])?;
+        ensure!(
+            told.contains("to change its size take it away with `hearth swap off` first"),
+            "{told}"
+        );
+        let told = hearth.refused(&["pool", "remove-flash", &first])?;
+        ensure!(told.contains("set aside for swap"), "{told}");
+        ensure!(told.contains("`hearth swap off` gives it back"), "{told}");
+        ensure!(area(&hearth)?["on"] == true);
+        said(&hearth, &["off"])?;
+        let again = ["on", "--size", "64M", "--in-pool", "--device", &second];
+        let made = said(&hearth, &again)?;
+        ensure!(made["areas"][0]["in_pool"]["flash"] == second, "{made}");
+        hearth.ok(&["pool", "remove-flash", &first])?;
+        ensure!(area(&hearth)?["on"] == true);
+        said(&hearth, &["off"])?;
+        drop(swept);
     }
     Ok(())
 }
