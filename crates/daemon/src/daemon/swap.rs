@@ -104,6 +104,7 @@ impl Daemon {
                 read_ms: sum.read_ms + c.read_ms,
                 read_bytes: sum.read_bytes + c.read_bytes,
                 written_bytes: sum.written_bytes + c.written_bytes,
+                in_flight: sum.in_flight + c.in_flight,
             })
         });
         let flash = self.engine.pool_stats().counters;
@@ -263,6 +264,7 @@ mod tests {
             read_ms,
             read_bytes: reads * 4096,
             written_bytes: reads * 8192,
+            in_flight: 0,
         };
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(shared.take(at(0), Some(counters(0, 0)), [0, 0]), None);
