@@ -510,6 +510,3 @@ impl Mover {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
