@@ -6,6 +6,10 @@
 mod answers;
 #[path = "swap/in_pool.rs"]
 mod in_pool;
+#[path = "swap/throttled.rs"]
+mod throttled;
+#[path = "swap/yields.rs"]
+mod yields;
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;

@@ -510,3 +510,6 @@ impl Mover {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -611,3 +611,6 @@ pub(super) fn data_of(device: &Device, from: u64, len: u64) -> Option<(u64, u64)
         .min(from + len);
     Some((start.max(from), end - start.max(from)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,10 @@
 //! Swap inside the pool: set aside and given back while disks are served, on a block device and in a file.
 
+use super::throttled::Throttled;
 use super::*;
 use hearth_rig::daemon::binary;
 use hearth_rig::rng::Rng;
+use std::io::{BufRead, BufReader};
 
 /// A loop device, taken away at the end.
 pub(super) struct Loop(pub(super) String);
@@ -303,6 +305,107 @@ fn killed_on_the_way_it_is_set_aside_or_not() -> Result<()> {
         }
         disk.check(&hearth)?;
     }
+    Ok(())
+}
+
+/// Where as much is dirty as may be, swap takes the room that can be made, with progress, and can be called off meanwhile; or it says no,
+/// with the figures. Nothing is lost, and nothing is left half done.
+#[test]
+fn in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no() -> Result<()> {
+    let test = "in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no";
+    let Some((mut hearth, below, disk)) = served(test, true)? else {
+        return Ok(());
+    };
+    let swept = Swept::of(&hearth)?;
+    hearth.ok(&["disk", "flush", "vm"])?;
+    let capacity = device_of_pool(&hearth)?["capacity"].as_u64();
+    let capacity = capacity.context("not said")?;
+    // Sixty in a hundred may be dirty: beyond that writes would wait for the origin, which as good as takes nothing.
+    let blocks = capacity / 100 * 57 / MIB;
+    let file = hearth.dir().join("slow");
+    std::fs::File::create(&file)?.set_len(blocks * MIB)?;
+    let slow = format!("model-latency=60s:{}", file.display());
+    hearth.add("slow", &slow, &[])?;
+    let block = |n: u64| -> Vec<u8> {
+        let mut out = vec![0; MIB as usize];
+        Rng::new(77 << 32 | n).fill(&mut out);
+        out
+    };
+    let mut client = hearth.connect("slow")?;
+    for n in 0..blocks {
+        client.write(n * MIB, &block(n))?;
+    }
+    client.flush()?;
+    let shown: Value = serde_json::from_str(&hearth.ok(&["disk", "show", "slow", "--json"])?)?;
+    let dirty = shown["dirty"].as_u64().context("not said")?;
+    // Less what the origin was given meanwhile.
+    ensure!(
+        dirty > capacity / 100 * 45,
+        "{dirty} of {capacity} are dirty"
+    );
+
+    // The other half does not hold what is dirty, and what a log needs to be cleaned.
+    let half = format!("{}M", capacity / 2 / MIB - 8);
+    let told = refused(&hearth, &["on", "--size", &half, "--in-pool"])?;
+    println!("{dirty} of {capacity} bytes are dirty: {told}");
+    ensure!(
+        told.contains("the log needs the room it has") && told.contains("MiB wait for the origins"),
+        "{told}"
+    );
+    ensure!(device_of_pool(&hearth)?["swap"] == 0 && swept.loops().is_empty());
+
+    // What there is room for takes as long as it takes to move what is dirty, and is called off meanwhile.
+    let on = ["on", "--size", "64M", "--in-pool"];
+    if let Some(Loop(node)) = &below
+        && let Some(_throttled) = Throttled::writes(test, node, 2 * MIB)?
+    {
+        let mut command = Command::new(binary()?);
+        command.arg("--run-dir").arg(hearth.run_dir());
+        command.args(words(&hearth, &on)).stdout(Stdio::null());
+        let mut command = command.stderr(Stdio::piped()).spawn()?;
+        let mut lines = BufReader::new(command.stderr.take().context("no pipe")?).lines();
+        let line = lines.next().context("it said nothing")??;
+        ensure!(
+            line.contains("making room: ") && line.contains(" of 64 MiB"),
+            "{line}"
+        );
+        // SAFETY: a signal to a child that was not waited for.
+        unsafe { libc::kill(command.id() as libc::pid_t, libc::SIGINT) };
+        let status = command.wait()?;
+        let rest = lines.collect::<std::io::Result<Vec<_>>>()?.join("\n");
+        ensure!(
+            status.code() == Some(130) && rest.contains("called off"),
+            "{status}: {rest}"
+        );
+        ensure!(device_of_pool(&hearth)?["swap"] == 0 && swept.loops().is_empty());
+    }
+
+    said(&hearth, &on)?;
+    ensure!(device_of_pool(&hearth)?["swap"] == 64 * MIB && area(&hearth)?["on"] == true);
+    let check = |hearth: &Hearth| -> Result<()> {
+        let mut client = hearth.connect("slow")?;
+        for n in 0..blocks {
+            ensure!(client.read(n * MIB, MIB as u32)? == block(n), "block {n}");
+        }
+        disk.check(hearth)
+    };
+    check(&hearth)?;
+    drop(client);
+    hearth.kill9()?;
+    hearth.start()?;
+    check(&hearth)?;
+    said(&hearth, &["off"])?;
+
+    // What lives on flash goes nowhere.
+    hearth.ok(&["disk", "add", "f", "--flash-only", &half])?;
+    let told = refused(&hearth, &["on", "--size", "32M", "--in-pool"])?;
+    ensure!(
+        told.contains("32 MiB cannot be set aside")
+            && told.contains("are promised to such disks")
+            && told.contains("smaller --size"),
+        "{told}"
+    );
+    ensure!(device_of_pool(&hearth)?["swap"] == 0);
     Ok(())
 }
 
