@@ -639,6 +639,7 @@ impl<U: Users> FlashDevice<U> {
             zeros: &self.log.zeros,
             segments: &self.log.segments,
             segment_blocks: self.log.segment_blocks,
+            unsaid_drops: self.sb.clean_floor != 0,
             queued: BTreeMap::new(),
         }
     }
