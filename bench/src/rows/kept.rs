@@ -23,6 +23,8 @@ use crate::report::{Comparison, Outcome, Wanted};
 const PIN_LIMIT: Duration = Duration::from_secs(1800);
 /// Least seconds of the host under load.
 const LOAD_MIN: u64 = 10;
+/// The share of reads of a pinned file that may miss, of what other reads flood out.
+const FLOOD_MAX: f64 = 0.05;
 const SWAP: &str = "vm.vswp";
 const PINNED: &str = "pinned.img";
 const PLAIN: &str = "plain.img";
@@ -145,10 +147,22 @@ fn first_reads(
         named(&mut outcome, "randread");
         all.at_depth(depth, outcome);
     }
-    let misses = &known(hearth, PINNED)?["counters"]["read_misses"];
+    // What floods the cache may take a little of what is pinned, until it is read in again: docs/flash-only.md.
+    let counters = &known(hearth, PINNED)?["counters"];
+    let count = |name: &str| {
+        let count = counters[name].as_f64();
+        count.with_context(|| format!("no count of {name}: {counters}"))
+    };
+    let (hits, misses) = (count("read_hits")?, count("read_misses")?);
+    let share = misses / (hits + misses).max(1.0);
     ensure!(
-        *misses == 0,
-        "{misses} reads of the pinned file missed the flash"
+        share <= FLOOD_MAX,
+        "{misses} of {} reads of the pinned file missed the flash",
+        hits + misses
     );
+    all.notes.push(format!(
+        "{misses} of {} reads of the pinned file missed the flash.",
+        hits + misses
+    ));
     Ok(())
 }
