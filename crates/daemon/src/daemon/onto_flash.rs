@@ -172,11 +172,15 @@ impl Daemon {
         self.disk_info(name)
     }
 
-    /// How far a disk is on its way onto flash, if it is.
-    pub(super) fn going_of(&self, id: DiskId) -> Option<OntoFlash> {
-        let shown = lock(&self.goings).0.get(&id)?.shown.clone();
+    /// How far a disk is on its way onto flash, if it is. One of which the registry says that it lives there has arrived, also while the
+    /// engine is about to be told so.
+    pub(super) fn going_of(&self, record: &DiskRecord) -> Option<OntoFlash> {
+        if record.is_flash_only() {
+            return None;
+        }
+        let shown = lock(&self.goings).0.get(&record.id)?.shown.clone();
         let shown = lock(&shown).clone();
-        self.engine.is_held(id).then_some(shown)
+        self.engine.is_held(record.id).then_some(shown)
     }
 
     /// Ends the threads: from here on nothing is moved.
@@ -431,6 +435,10 @@ impl Mover {
                         Err(_) => START,
                     },
                 };
+                if self.step == Step::Ends {
+                    // The last that was shown is how far it was before the last piece.
+                    self.show(self.size);
+                }
                 return Duration::ZERO;
             }
             let (from, len, copy) = match daemon.engine.unkept(self.id, at, self.size) {

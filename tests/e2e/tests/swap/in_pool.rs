@@ -24,6 +24,45 @@ impl Drop for Loop {
     }
 }
 
+/// A loop device that nobody uses yet, with a scheduler of its own as some systems give it one; as before when dropped.
+struct Meddled {
+    node: String,
+    before: String,
+}
+
+impl Meddled {
+    /// The one that whoever asks for one gets next.
+    fn with_the_next() -> Option<Meddled> {
+        let out = Command::new("losetup").arg("--find").output().ok()?;
+        let node = String::from_utf8(out.stdout).ok()?.trim().to_owned();
+        let mut meddled = Meddled {
+            node,
+            before: String::new(),
+        };
+        let now = meddled.now().ok()?;
+        meddled.before = now.split_once('[')?.1.split_once(']')?.0.to_owned();
+        std::fs::write(meddled.file(), "mq-deadline").ok()?;
+        Some(meddled)
+    }
+
+    fn file(&self) -> String {
+        let name = self.node.trim_start_matches("/dev/");
+        format!("/sys/block/{name}/queue/scheduler")
+    }
+
+    fn now(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.file())?)
+    }
+}
+
+impl Drop for Meddled {
+    fn drop(&mut self) {
+        if !self.before.is_empty() {
+            let _ = std::fs::write(self.file(), &self.before);
+        }
+    }
+}
+
 /// Whatever becomes of the test, nothing is swapped to what lies over its flash.
 pub(super) struct Swept {
     flash: PathBuf,
@@ -145,7 +184,14 @@ fn a_pool_on_a_block_device_has_swap_inside() -> Result<()> {
     ensure!(swept.loops().is_empty());
 
     // Where there is no file to make one beside it is inside.
+    let meddled = Meddled::with_the_next();
     let made = said(&hearth, &["on", "--size", "128M"])?;
+    let taken = swept.loops().first() == meddled.as_ref().map(|m| &m.node);
+    let meddled = meddled.filter(|_| taken);
+    match &meddled {
+        Some(meddled) => ensure!(meddled.now()?.contains("[none]"), "{}", meddled.now()?),
+        None => println!("{test}: no loop device with a scheduler of its own is to be had here"),
+    }
     ensure!(made["areas"][0]["on"] == true, "{made}");
     ensure!(made["areas"][0]["in_pool"]["flash"] == hearth.flash().display().to_string());
     ensure!(page_cluster()? == "0");
@@ -181,6 +227,13 @@ fn a_pool_on_a_block_device_has_swap_inside() -> Result<()> {
     ensure!(gone["areas"] == Value::Array(Vec::new()), "{gone}");
     ensure!(gone["idle"] == Value::Array(Vec::new()), "{gone}");
     ensure!(swept.loops().is_empty() && page_cluster()? == swept.page_cluster);
+    if let Some(meddled) = meddled {
+        ensure!(
+            meddled.now()?.contains("[mq-deadline]"),
+            "{}",
+            meddled.now()?
+        );
+    }
     let after = device_of_pool(&hearth)?;
     ensure!(
         after["swap"] == 0 && after["capacity"] == before["capacity"],

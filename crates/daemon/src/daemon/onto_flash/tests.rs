@@ -109,6 +109,26 @@ fn another_mode_lets_it_go() {
     daemon.shut_down(StopReason::Signal).unwrap();
 }
 
+/// The registry knows first. Whoever asks between that and the engine's being told sees a disk that has arrived, not one that lives there
+/// and is on its way.
+#[test]
+fn what_lives_there_is_not_on_its_way() {
+    let (_dir, daemon, id, _) = under_way();
+    let info = daemon.disk_info("d").unwrap();
+    assert!(info.onto_flash.is_some());
+    let home = |home: Home| {
+        let change = |record: &mut DiskRecord| record.home = home;
+        daemon.change_home("d", id, change).unwrap();
+    };
+    home(Home::Flash);
+    assert!(daemon.engine.is_held(id), "the engine was not told");
+    let info = daemon.disk_info("d").unwrap();
+    assert!(info.onto_flash.is_none(), "{:?}", info.onto_flash);
+    home(Home::Moving);
+    assert!(daemon.disk_info("d").unwrap().onto_flash.is_some());
+    daemon.shut_down(StopReason::Signal).unwrap();
+}
+
 /// What an origin has grown by is not on flash, and nobody looks for it there.
 #[test]
 fn what_grows_is_let_go_and_promised_what_it_grew_by() {

@@ -181,7 +181,9 @@ fn what_cannot_be_read_is_said_and_does_not_end_it() {
     steps.keeper.was_read(id, Err(ReqError::Io));
     let shown = steps.shown(id);
     assert_eq!(shown.state, PinState::Filling);
-    assert!(shown.reason.unwrap().contains("cannot be read"));
+    let reason = shown.reason.unwrap();
+    assert!(reason.contains("not all of it can be read"), "{reason}");
+    assert!(shown.remedy.unwrap().contains("tried again"));
     // It counted nothing for it, and goes on with what comes behind.
     assert_eq!(shown.bytes_left, Some(3 * MIB));
     assert!(matches!(steps.keeper.jobs[&id].step, Step::Fill(at) if at > MIB));
