@@ -209,9 +209,10 @@ fn a_pool_on_a_block_device_has_swap_inside() -> Result<()> {
     ensure!(copied.contains("swap off"), "{copied}");
 
     // The kernel goes on while the daemon is killed, and the daemon finds its flash in use there, and by whom.
-    let mut hog = group.hog(150)?;
+    // Less than there is swap: what is read back may keep its place there.
+    let mut hog = group.hog(112)?;
     hog.looked()?;
-    ensure!(used(&hearth)? > 60 * MIB, "{}", area(&hearth)?);
+    ensure!(used(&hearth)? > 40 * MIB, "{}", area(&hearth)?);
     hearth.kill9()?;
     hog.looked()?;
     hearth.start()?;
@@ -371,13 +372,15 @@ fn in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no() -> Result<()> {
     };
     let swept = Swept::of(&hearth)?;
     hearth.ok(&["disk", "flush", "vm"])?;
+    // Of what may be dirty a tenth is kept for the others in write-back: there is none.
+    hearth.ok(&["disk", "set", "vm", "--mode", "write-through"])?;
     let capacity = device_of_pool(&hearth)?["capacity"].as_u64();
     let capacity = capacity.context("not said")?;
-    // Sixty in a hundred may be dirty: beyond that writes would wait for the origin, which as good as takes nothing.
-    let blocks = capacity / 100 * 57 / MIB;
+    // Sixty in a hundred may be dirty, and from fifty-five on writers are slowed down for the origin, which takes nothing.
+    let blocks = capacity / 100 * 53 / MIB;
     let file = hearth.dir().join("slow");
     std::fs::File::create(&file)?.set_len(blocks * MIB)?;
-    let slow = format!("model-latency=60s:{}", file.display());
+    let slow = format!("fault=eio-write:{}", file.display());
     hearth.add("slow", &slow, &[])?;
     let block = |n: u64| -> Vec<u8> {
         let mut out = vec![0; MIB as usize];
@@ -391,11 +394,7 @@ fn in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no() -> Result<()> {
     client.flush()?;
     let shown: Value = serde_json::from_str(&hearth.ok(&["disk", "show", "slow", "--json"])?)?;
     let dirty = shown["dirty"].as_u64().context("not said")?;
-    // Less what the origin was given meanwhile.
-    ensure!(
-        dirty > capacity / 100 * 45,
-        "{dirty} of {capacity} are dirty"
-    );
+    ensure!(dirty == blocks * MIB, "{dirty} of {capacity} are dirty");
 
     // The other half does not hold what is dirty, and what a log needs to be cleaned.
     let half = format!("{}M", capacity / 2 / MIB - 8);
@@ -408,7 +407,7 @@ fn in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no() -> Result<()> {
     ensure!(device_of_pool(&hearth)?["swap"] == 0 && swept.loops().is_empty());
 
     // What there is room for takes as long as it takes to move what is dirty, and is called off meanwhile.
-    let on = ["on", "--size", "64M", "--in-pool"];
+    let on = ["on", "--size", "96M", "--in-pool"];
     if let Some(Loop(node)) = &below
         && let Some(_throttled) = Throttled::writes(test, node, 2 * MIB)?
     {
@@ -419,7 +418,7 @@ fn in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no() -> Result<()> {
         let mut lines = BufReader::new(command.stderr.take().context("no pipe")?).lines();
         let line = lines.next().context("it said nothing")??;
         ensure!(
-            line.contains("making room: ") && line.contains(" of 64 MiB"),
+            line.contains("making room: ") && line.contains(" of 96 MiB"),
             "{line}"
         );
         // SAFETY: a signal to a child that was not waited for.
@@ -434,7 +433,7 @@ fn in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no() -> Result<()> {
     }
 
     said(&hearth, &on)?;
-    ensure!(device_of_pool(&hearth)?["swap"] == 64 * MIB && area(&hearth)?["on"] == true);
+    ensure!(device_of_pool(&hearth)?["swap"] == 96 * MIB && area(&hearth)?["on"] == true);
     let check = |hearth: &Hearth| -> Result<()> {
         let mut client = hearth.connect("slow")?;
         for n in 0..blocks {
@@ -547,7 +546,8 @@ fn what_is_swapped_out_is_counted_with_what_the_cache_writes() -> Result<()> {
                 now().ok()?["traffic"]["swap_read_bytes_per_s"].as_u64()
             })?;
         }
-        let mut hog = group.hog(150)?;
+        // Less than there is swap: what is read back may keep its place there.
+        let mut hog = group.hog(112)?;
         hog.looked()?;
         let after = wait::until("it is counted", LIMIT, || {
             hog.looked().ok()?;

@@ -155,7 +155,6 @@ fn the_cache_stands_back_while_pages_come_back_late() -> Result<()> {
             None
         },
     )?;
-    drop(write);
     ensure!(events(&hearth, "swap-slow")? > 0);
     println!(
         "then in {slowest} µs at most; written {rounds} times; destaged a second: {:?} bytes, and {:?} while the cache stood back",
