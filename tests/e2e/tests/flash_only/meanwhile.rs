@@ -102,11 +102,7 @@ fn a_disk_that_moves_to_an_origin_grows_as_far_as_flash_can_be_promised() -> Res
     let mut hearth = Hearth::serving("128M")?;
     let (file, mut content) = begun(&hearth, "d", 1)?;
     let grown = std::fs::OpenOptions::new().write(true).open(&file)?;
-    grown.set_len(256 << 20)?;
     let larger = ["disk", "set", "d", "--size-from-origin"];
-    let said = hearth.refused(&larger)?;
-    ensure!(said.contains("cannot be promised to d"), "{said}");
-    ensure!(hearth.connect("d")?.size == MOVED);
     // The bytes that nobody has asked for yet.
     grown.set_len(MOVED + (4 << 20))?;
     hearth.ok(&larger)?;
@@ -119,6 +115,13 @@ fn a_disk_that_moves_to_an_origin_grows_as_far_as_flash_can_be_promised() -> Res
     drop(client);
     hearth.kill9()?;
     hearth.start()?;
+    // More than can be promised. No start comes while the file is so large: it would find another one.
+    is_moving(&hearth, "d")?;
+    grown.set_len(256 << 20)?;
+    let said = hearth.refused(&larger)?;
+    ensure!(said.contains("cannot be promised to d"), "{said}");
+    ensure!(hearth.connect("d")?.size == MOVED + (4 << 20));
+    grown.set_len(MOVED + (4 << 20))?;
     holds(&hearth, "d", &content)?;
     moved(&hearth, "d", &file, &content)
 }
