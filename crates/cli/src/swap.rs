@@ -245,7 +245,10 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
     }
     let mut areas = open_to_change(&args.state)?;
     let interrupt = Interrupt::watch();
-    let mut line = StatusLine::new(!global.json).quiet_for(Duration::from_secs(1));
+    // In a script it may wait for minutes, too.
+    let mut line = StatusLine::new(!global.json)
+        .quiet_for(Duration::from_secs(1))
+        .lines_every(Duration::from_secs(10));
     let doing = match flash {
         Some(_) => "writing",
         None => "making room",

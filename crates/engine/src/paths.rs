@@ -41,6 +41,7 @@ paths! {
     BatchAgainInPlace: "a batch that failed is written to the same place again, for there is no other",
     ResentBatchFound: "a start finds the first attempt of a batch that was sent again",
     DeviceEmptied: "a device is emptied to be taken out",
+    SegmentsLent: "all that is free lies in what is to be emptied, and some of it stays in use until more is",
     AreaSetAside: "segments are set aside for something beside the log",
     AreaGivenBack: "an area beside the log is given back",
     SegmentBad: "a segment that took no batch is left alone",

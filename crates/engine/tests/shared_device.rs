@@ -279,6 +279,52 @@ fn what_is_written_over_in_sequence_stays_away_from_the_origin() {
     assert!(flushes * 2 <= segments, "{flushes} for {segments} segments");
 }
 
+/// Somebody beside this program, who swaps to the same flash, is held up: nothing has to go for what is read. Who reads and who writes is served as ever.
+#[test]
+fn nothing_is_evicted_for_what_is_read_while_somebody_else_is_held_up() {
+    let mut w = World::new(0);
+    // Twice what fits.
+    let read = |w: &mut World, blocks: u64| {
+        let evicted = |w: &World| {
+            w.engine
+                .counts(1, w.now)
+                .expect("it is known")
+                .counters
+                .evictions
+        };
+        let before = evicted(w);
+        for _ in 0..blocks {
+            let block = w.random() % (2 * POOL / BLOCK);
+            w.ask(ReqOp::Read, block, 1);
+            while w.asked_ns.len() >= 8 {
+                w.pass(u64::MAX);
+            }
+        }
+        evicted(w) - before
+    };
+    let some = POOL / BLOCK / 2;
+    read(&mut w, 8 * some);
+    let usual = read(&mut w, some);
+    w.engine.stand_back(true);
+    // What was being emptied is.
+    let at_first = read(&mut w, some / 16);
+    let held_up = read(&mut w, some);
+    w.fill(some / 8, |n, _| n);
+    let written = read(&mut w, some);
+    w.engine.stand_back(false);
+    let after = read(&mut w, some);
+    println!(
+        "evicted for {some} reads: {usual} usually, {at_first} and {held_up} while somebody is held up, {written} after some were written, {after} after that"
+    );
+    assert!(usual > some / 100, "{usual}");
+    // What is noted of what is read is written as ever, and may need a segment.
+    assert!(
+        (held_up + written) * 8 <= usual,
+        "{held_up} and {written}, and {usual} usually"
+    );
+    assert!(after * 2 > usual, "{after}, and {usual} before");
+}
+
 fn compare(place: impl Fn(u64, u64) -> u64) {
     let blocks = POOL / BLOCK * 35 / 100;
     let mut alone = World::new(1);

@@ -114,6 +114,8 @@ pub struct Pool {
     pub endurance_used: f64,
     /// Blocks on flash within the day that did not match their checksums and were fetched again.
     pub bad_blocks_day: u64,
+    /// Bytes of it that are set aside for the kernel's swap.
+    pub swap: u64,
     /// Its flash devices.
     pub devices: Vec<FlashDevice>,
 }
@@ -145,6 +147,14 @@ impl Pool {
                 format!("the flash has failed, and disks go on from their origins{why}"),
                 "replace the flash device and make a new pool on it",
             ));
+            if self.swap > 0 {
+                // The kernel's doing, which nobody here can help.
+                reasons.push(Reason::failed(
+                    "swap-on-failed-flash",
+                    "a part of the flash that failed is swap of this host: the kernel kills a program, or a virtual machine, that touches a page it cannot read back from there",
+                    "see `dmesg` for read errors on the swap device; `hearth swap off` reads back what can be read",
+                ));
+            }
         } else if matches!(self.state.as_str(), "cache-off" | "leaving") {
             reasons.push(Reason::failed(
                 "cache-off",
@@ -473,6 +483,10 @@ mod tests {
             pool(&|p| p.flash_failed = true).reasons[0].code,
             "flash-failed"
         );
+        let swapped = pool(&|p| (p.flash_failed, p.swap) = (true, 1));
+        assert_eq!(swapped.reasons.len(), 2);
+        assert_eq!(swapped.reasons[1].code, "swap-on-failed-flash");
+        assert_eq!(pool(&|p| p.swap = 1).condition, Condition::Healthy);
         assert_eq!(
             pool(&|p| p.state = "cache-off".to_owned()).condition,
             Condition::Failed

@@ -47,6 +47,7 @@ fn pool(seen: &Seen) -> Pool {
         capacity: stats.capacity,
         dirty: stats.dirty,
         endurance_used: stats.endurance_used,
+        swap: seen.pool.devices.iter().map(|device| device.swap).sum(),
         bad_blocks_day: day.map_or(0, |c| c.bad_clean_blocks),
         devices: (seen.pool.devices.iter())
             .map(|device| FlashDevice {

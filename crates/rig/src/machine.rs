@@ -173,12 +173,19 @@ impl Plan {
     }
 
     /// With a balloon, which somebody else may move over this QMP socket. Nothing is reported that the guest frees.
-    pub fn balloon(mut self, socket: &Path) -> Plan {
+    pub fn balloon(self, socket: &Path) -> Plan {
+        self.with_balloon(socket, "virtio-balloon-pci,id=balloon")
+    }
+
+    /// The same, and what the guest frees is reported, so that QEMU gives it back to the host.
+    pub fn reporting_balloon(self, socket: &Path) -> Plan {
+        let device = "virtio-balloon-pci,id=balloon,free-page-reporting=on,deflate-on-oom=on";
+        self.with_balloon(socket, device)
+    }
+
+    fn with_balloon(mut self, socket: &Path, device: &str) -> Plan {
         let pairs = [
-            [
-                "-device".to_owned(),
-                "virtio-balloon-pci,id=balloon".to_owned(),
-            ],
+            ["-device".to_owned(), device.to_owned()],
             [
                 "-qmp".to_owned(),
                 format!("unix:{},server=on,wait=off", path(socket)),

@@ -143,7 +143,7 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 26] = [
+pub const RARE: [(&str, &str); 27] = [
     (
         "an operation that hangs is answered for, and goes on",
         "only in the profile `overdue`, which is not among those that the seed chooses",
@@ -203,6 +203,10 @@ pub const RARE: [(&str, &str); 26] = [
     (
         "the power fails while flash devices are changed",
         "only worlds of the profile devices-change do, which have runs of their own",
+    ),
+    (
+        "all that is free lies in what is to be emptied, and some of it stays in use until more is",
+        "only worlds of the profile areas do, which have runs of their own",
     ),
     (
         "segments are set aside for something beside the log",

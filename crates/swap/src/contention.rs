@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-/// What the kernel has counted of a block device since it is there (`Documentation/block/stat.rst`).
+/// What the kernel has counted of a block device since it is there (`Documentation/block/stat.rst`), and what is on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Reads that ended.
@@ -17,6 +17,8 @@ pub struct Counters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Reads that have not ended yet.
+    pub in_flight: u64,
 }
 
 impl Counters {
@@ -25,8 +27,14 @@ impl Counters {
         // What encrypts is known by a name that links to it.
         let node = std::fs::canonicalize(device).unwrap_or_else(|_| device.to_owned());
         let name = node.file_name()?;
-        let stat = Path::new("/sys/class/block").join(name).join("stat");
-        parse(&std::fs::read_to_string(stat).ok()?)
+        let device = Path::new("/sys/class/block").join(name);
+        let counted = parse(&std::fs::read_to_string(device.join("stat")).ok()?)?;
+        let on_its_way = std::fs::read_to_string(device.join("inflight")).ok();
+        let on_its_way = on_its_way.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        Some(Counters {
+            in_flight: on_its_way.unwrap_or(0),
+            ..counted
+        })
     }
 }
 
@@ -42,11 +50,14 @@ fn parse(stat: &str) -> Option<Counters> {
         read_ms,
         read_bytes: u64::saturating_mul(read_sectors, 512),
         written_bytes: u64::saturating_mul(written_sectors, 512),
+        in_flight: 0,
     })
 }
 
 /// Reads of a window from which on their mean says something.
 const READS_MIN: u64 = 32;
+/// Of fewer, milliseconds that they took: the longer each takes, the fewer there are.
+const READ_MS_MIN: u64 = 100;
 /// So many times what is usual is slow, and so many times is well again.
 const SLOW_TIMES: f64 = 4.0;
 const WELL_TIMES: f64 = 2.0;
@@ -84,7 +95,12 @@ impl Watch {
         let reads = now.reads.saturating_sub(before.reads);
         // It may be another device by now, which counts from zero.
         let ms = now.read_ms.saturating_sub(before.read_ms);
-        let told = (reads >= READS_MIN).then(|| ms as f64 * 1e3 / reads as f64);
+        if reads == 0 && now.in_flight > 0 {
+            // Whoever waits for that is not well, and how long he waits is known when it ends.
+            return None;
+        }
+        let tells = reads >= READS_MIN || reads > 0 && ms >= READ_MS_MIN;
+        let told = tells.then(|| ms as f64 * 1e3 / reads as f64);
         self.latency_us = told;
         let usual = match (self.usual_us, told) {
             (Some(usual), Some(us)) => Some(us.min(usual * FORGET)),
@@ -158,6 +174,7 @@ mod tests {
             read_ms: 250,
             read_bytes: 800 * 512,
             written_bytes: 64 * 512,
+            in_flight: 0,
         };
         assert_eq!(parse(text), Some(wanted));
         assert_eq!(parse("1 2 3"), None);
@@ -195,7 +212,7 @@ mod tests {
         watch.look(device.reads(0, 0));
         watch.look(device.reads(1000, 200));
         for _ in 0..5 {
-            assert_eq!(watch.look(device.reads(READS_MIN - 1, 90_000)), None);
+            assert_eq!(watch.look(device.reads(READS_MIN - 1, 3000)), None);
         }
         watch.look(device.reads(1000, 9000));
         assert!(watch.look(device.reads(1000, 9000)).is_some());
@@ -227,5 +244,37 @@ mod tests {
         // One that counts from zero took no time.
         watch.look(device.reads(1000, 200));
         assert_eq!(watch.look(Counters::default()), None);
+    }
+
+    /// The later pages come, the fewer come: those few count, and one that has not come is not well.
+    #[test]
+    fn pages_that_take_so_long_that_few_come_are_held_up() {
+        let (mut watch, mut device) = (Watch::default(), Source::default());
+        for _ in 0..5 {
+            assert_eq!(watch.look(device.reads(1000, 200)), None);
+        }
+        // A few in no time say nothing.
+        for _ in 0..5 {
+            assert_eq!(watch.look(device.reads(3, 1000)), None);
+            assert_eq!(watch.latencies().0, None);
+        }
+        let waits = |counted: Counters| Counters {
+            in_flight: 1,
+            ..counted
+        };
+        assert_eq!(watch.look(waits(device.reads(3, 300_000))), None);
+        for _ in 0..3 {
+            assert_eq!(watch.look(waits(device.reads(0, 0))), None);
+        }
+        let turn = watch.look(device.reads(1, 3_000_000));
+        assert!(matches!(turn, Some(Turn::Slow(3_000_000, _))), "{turn:?}");
+        for _ in 0..9 {
+            assert_eq!(watch.look(waits(device.reads(0, 0))), None);
+        }
+        assert!(watch.is_slow());
+        for _ in 0..2 {
+            assert_eq!(watch.look(device.reads(0, 0)), None);
+        }
+        assert_eq!(watch.look(device.reads(0, 0)), Some(Turn::Well));
     }
 }

@@ -4,6 +4,12 @@
 //!   disk that seeks; on flash it reads what nobody asked for.
 //! * `rotational` 0 of the device below: virtual disks, loop devices and some adapters call themselves hard disks, and
 //!   then the kernel gives out swap as for one, from one end to the other, from one CPU at a time.
+//! * `scheduler` none of a loop device: what it hands on is put in order by the device below, and once is enough. Some systems give
+//!   every device that calls itself a hard disk one that makes single reads wait for others beside them. That of a device
+//!   below is its owner's: others use it, too.
+//!
+//! How many requests a device takes at a time is left as it is: a program waits for one page at a time, and a shorter queue would
+//! hold up what is swapped out.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,26 +31,52 @@ pub struct Setting {
 
 /// What has to be changed for swap in the file system of `path`, and is not as it should be.
 pub fn wanted(path: &Path) -> Vec<Setting> {
+    let page_cluster = PathBuf::from("/proc/sys/vm/page-cluster");
+    needed(page_cluster, queue(path).as_deref())
+}
+
+/// The same, of the settings that are given.
+fn needed(page_cluster: PathBuf, queue: Option<&Path>) -> Vec<Setting> {
     let mut files = vec![(
-        PathBuf::from("/proc/sys/vm/page-cluster"),
+        page_cluster,
+        "0",
         "flash has no neighbours: one page is read at a time",
     )];
-    if let Some(rotational) = queue(path).map(|q| q.join("rotational")) {
+    if let Some(queue) = queue {
         files.push((
-            rotational,
+            queue.join("rotational"),
+            "0",
             "flash that calls itself a hard disk gets swap given out as one",
         ));
+        // Only loop devices have this directory.
+        if queue.with_file_name("loop").is_dir() {
+            files.push((
+                queue.join("scheduler"),
+                "none",
+                "the device below puts requests in order; once is enough",
+            ));
+        }
     }
-    let each = files.into_iter().filter_map(|(path, why)| {
-        let before = std::fs::read_to_string(&path).ok()?.trim().to_owned();
-        (before != "0").then(|| Setting {
+    let each = files.into_iter().filter_map(|(path, now, why)| {
+        let text = std::fs::read_to_string(&path).ok()?;
+        let before = value(&text);
+        let offered = !text.contains('[') || text.split_whitespace().any(|choice| choice == now);
+        (before != now && offered).then(|| Setting {
             path,
             before,
-            now: "0".into(),
+            now: now.into(),
             why: why.into(),
         })
     });
     each.collect()
+}
+
+/// What is set: of a choice, what stands in brackets.
+fn value(text: &str) -> String {
+    let chosen = text
+        .split_once('[')
+        .and_then(|(_, rest)| rest.split_once(']'));
+    chosen.map_or(text, |(chosen, _)| chosen).trim().to_owned()
 }
 
 /// The settings of a device, or of the one that holds a file system, where it is one device's.
@@ -68,7 +100,7 @@ pub fn set(setting: &Setting) -> io::Result<()> {
 
 /// Sets it back, unless somebody has set something else meanwhile.
 pub fn undo(setting: &Setting) -> io::Result<()> {
-    if std::fs::read_to_string(&setting.path)?.trim() == setting.now {
+    if value(&std::fs::read_to_string(&setting.path)?) == setting.now {
         std::fs::write(&setting.path, &setting.before)?;
     }
     Ok(())
@@ -96,5 +128,46 @@ mod tests {
         std::fs::write(&setting.path, "2\n").unwrap();
         undo(&setting).unwrap();
         assert_eq!(read(), "2\n");
+    }
+
+    #[test]
+    fn only_a_loop_device_gets_another_scheduler_and_has_it_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let page_cluster = dir.path().join("page-cluster");
+        std::fs::write(&page_cluster, "0\n").unwrap();
+        let queue = dir.path().join("queue");
+        std::fs::create_dir(&queue).unwrap();
+        let file = |name: &str, text: &str| std::fs::write(queue.join(name), text).unwrap();
+        file("rotational", "0\n");
+        file("scheduler", "none mq-deadline kyber [bfq] \n");
+        let needed = || needed(page_cluster.clone(), Some(&queue));
+        assert_eq!(needed(), []);
+        std::fs::create_dir(dir.path().join("loop")).unwrap();
+        let [setting] = &needed()[..] else {
+            panic!("{:?}", needed())
+        };
+        assert_eq!(
+            (
+                &*setting.before,
+                &*setting.now,
+                setting.path.ends_with("queue/scheduler")
+            ),
+            ("bfq", "none", true)
+        );
+        // As the kernel says it then.
+        file("scheduler", "[none] mq-deadline kyber bfq \n");
+        assert_eq!(needed(), []);
+        undo(setting).unwrap();
+        let read = || std::fs::read_to_string(queue.join("scheduler")).unwrap();
+        assert_eq!(read(), "bfq");
+        file("scheduler", "none [mq-deadline] kyber bfq \n");
+        undo(setting).unwrap();
+        assert!(read().contains("[mq-deadline]"), "{}", read());
+        // A kernel that has no choice, and one that does not offer this.
+        file("rotational", "1\n");
+        for text in ["none\n", "[noop] deadline cfq\n"] {
+            file("scheduler", text);
+            assert_eq!(needed().len(), 1, "{text}");
+        }
     }
 }

@@ -1,6 +1,9 @@
 //! Disks that live on flash: what is promised, what outlives a stop and a crash, and how they go. And those of which all is
 //! on flash besides.
 
+#[path = "flash_only/meanwhile.rs"]
+mod meanwhile;
+
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command as Program, Stdio};

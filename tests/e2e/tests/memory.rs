@@ -1,5 +1,5 @@
 //! The memory controller with a real guest: it is squeezed when memory is short, gets back when it is short itself, and all is
-//! as before after the controller was killed.
+//! as before after the controller was killed. What a guest frees comes back by itself where it is reported.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -253,6 +253,67 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     ensure!(ended.success(), "{ended}");
     ensure!(!controller.dir.join("r-memory/status.json").exists());
     guest.run("true")?;
+    Ok(())
+}
+
+/// The first of the ways in which memory comes back needs no controller, only a guest that has it.
+#[test]
+fn what_a_guest_frees_comes_back_where_it_is_reported() -> Result<()> {
+    /// Freed by the guest, in MiB.
+    const FREED: u64 = 200;
+    let hearth = Hearth::bare()?;
+    let dir = hearth.dir();
+    let mut plan = Plan::new(1).own_root()?.reporting_balloon(&dir.join("m"));
+    plan.memory = "512M".into();
+    let mut guest = Machine::boot(dir, "vm", &plan)?;
+    guest.run("modprobe virtio_balloon")?;
+    let controller = Controller {
+        dir: dir.to_owned(),
+        socket: dir.join("m"),
+        group: None,
+        child: None,
+    };
+    std::fs::write(dir.join("c"), "[memory]\nlibvirt = false\n")?;
+    let status = controller.json("status")?;
+    ensure!(status["controller"] == "off", "{status}");
+    ensure!(status["seen"]["guests"][0]["reporting"] == true, "{status}");
+    ensure!(
+        !status["gaps"]
+            .to_string()
+            .contains("free-page reporting is off"),
+        "{status}"
+    );
+
+    let before = resident(guest.pid())?;
+    guest.run(&format!(
+        "dd if=/dev/zero of=/tmp/f bs=1M count={FREED} 2>/dev/null"
+    ))?;
+    let full = resident(guest.pid())?;
+    // Some of what it took may have been the host's already, from when the guest booted.
+    ensure!(full > before + FREED / 2 * MIB, "{before}, then {full}");
+    guest.run("rm /tmp/f")?;
+    let begun = std::time::Instant::now();
+    let mut told = Vec::new();
+    let after = wait::until("what was freed is given back", LIMIT, || {
+        let now = resident(guest.pid()).ok()?;
+        let back = full.saturating_sub(now) / MIB;
+        if told.last().is_none_or(|(_, before)| back >= before + 20) {
+            told.push((begun.elapsed().as_millis(), back));
+        }
+        (back >= FREED / 10 * 9).then_some(now)
+    })?;
+    println!(
+        "{} MiB at first, {} with what it took, {} after it freed {FREED}; (ms, MiB back): {told:?}",
+        before / MIB,
+        full / MIB,
+        after / MIB
+    );
+    // Nobody took it: the guest has as much as before, and can have it again.
+    let answer = guest.qmp.execute("query-balloon", serde_json::json!({}))?;
+    ensure!(answer["actual"] == ASSIGNED, "{answer}");
+    guest.run(&format!(
+        "dd if=/dev/zero bs=1M count={FREED} 2>/dev/null | tr '\\0' x >/tmp/f && [ $(tr -d x </tmp/f | wc -c) = 0 ]"
+    ))?;
     Ok(())
 }
 

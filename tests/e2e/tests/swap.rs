@@ -2,8 +2,14 @@
 //!
 //! The kernel's swap is the host's: the tests skip where it cannot be had.
 
+#[path = "swap/answers.rs"]
+mod answers;
 #[path = "swap/in_pool.rs"]
 mod in_pool;
+#[path = "swap/throttled.rs"]
+mod throttled;
+#[path = "swap/yields.rs"]
+mod yields;
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;

@@ -382,8 +382,7 @@ impl Daemon {
             )),
         })?;
         let id = hearth_volume::Volume::disk(&*export);
-        let known = lock(&self.pool).record(id).map(|record| record.size);
-        let known = known.ok_or_else(|| Error::no_disk(name))?;
+        let known = self.with_record(name)?.size;
         if size < known {
             return Err(Error::refused(
                 format!("the origin of {name} shrank from {known} to {size} bytes"),

@@ -18,6 +18,7 @@ use hearth_mirror::ScrubOrder;
 use hearth_origin::owner::Take;
 
 use super::admission::failure;
+use super::homeless::has_none;
 use super::{Daemon, lock};
 use crate::api::types::{DiskInfo, MirrorSet, ScrubSet};
 use crate::error::{Error, Kind, Result};
@@ -52,6 +53,7 @@ fn check_leg(text: &str, leg: &OriginSpec) -> Result<()> {
 impl Daemon {
     /// Changes the legs of a served disk, and how they are copied to.
     pub(super) fn set_mirror(self: &Arc<Daemon>, name: &str, set: &MirrorSet) -> Result<DiskInfo> {
+        self.check_has_legs(name)?;
         // A leg that is added is to be copied to as was asked with it.
         let pace = |device: &Device| {
             let mirror = crate::mirror::of(device).ok_or_else(|| no_mirror(name))?;
@@ -74,6 +76,24 @@ impl Daemon {
         self.disk_info(name)
     }
 
+    /// Refuses legs of a disk that has no origin, or soon will have none.
+    fn check_has_legs(&self, name: &str) -> Result<()> {
+        let record = self.with_record(name)?;
+        if record.is_flash_only() {
+            return Err(has_none(name, "it has no legs"));
+        }
+        // What is kept of its origin would be kept of legs, and they would get old without a word.
+        if self.engine.is_held(record.id) {
+            return Err(Error::conflict(
+                format!("disk {name} is on its way onto flash, where it has no legs"),
+                format!(
+                    "`hearth disk flush {name}` calls that off, and it keeps its origin; then add a leg"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
     /// What a disk is served from now. Not to be held on to: it may be waited for that nobody uses it any more.
     fn open_device(&self, name: &str) -> Result<Arc<Device>> {
         self.with_slot(name, |slot| {
@@ -85,6 +105,8 @@ impl Daemon {
     fn as_mirror(self: &Arc<Daemon>, name: &str) -> Result<Arc<Device>> {
         let turn = self.turn_for(name)?;
         let id = turn.id();
+        // It may have been moved while the leg was looked at.
+        self.check_has_legs(name)?;
         let before = self.with_slot(name, |slot| {
             let served = matches!(slot.life, Life::Served { .. });
             let device = slot.device.clone().filter(|_| served);

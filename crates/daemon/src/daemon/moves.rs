@@ -400,6 +400,7 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::{CreateOptions, create};
 
     const SIZE: u64 = 8 << 20;
 
@@ -442,5 +443,29 @@ mod tests {
         let block = origin::parse("/dev/null").unwrap();
         let e = plain_file("/dev/null", &block).unwrap_err();
         assert!(e.remedy.contains("hearth disk mirror"), "{e}");
+    }
+
+    /// A change that only the place beside the flash has taken is not one that the next start finds.
+    #[test]
+    fn a_move_needs_flash_that_takes_the_registry() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("flash");
+        let options = CreateOptions {
+            size: Some(64 << 20),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+        // Opened to be looked at, it takes no writes.
+        let mut pool = Pool::look_at(std::slice::from_ref(&path)).unwrap();
+        pool.remember(&dir.path().join("state")).unwrap();
+        pool.note_opened(Default::default(), true, 1).unwrap();
+        flash_knows(&pool).unwrap();
+        pool.change(|registry| {
+            registry.take_disk_id();
+            Ok(())
+        })
+        .unwrap();
+        let e = flash_knows(&pool).unwrap_err();
+        assert!(e.what.contains("does not take"), "{e}");
     }
 }

@@ -172,11 +172,15 @@ impl Daemon {
         self.disk_info(name)
     }
 
-    /// How far a disk is on its way onto flash, if it is.
-    pub(super) fn going_of(&self, id: DiskId) -> Option<OntoFlash> {
-        let shown = lock(&self.goings).0.get(&id)?.shown.clone();
+    /// How far a disk is on its way onto flash, if it is. One of which the registry says that it lives there has arrived, also while the
+    /// engine is about to be told so.
+    pub(super) fn going_of(&self, record: &DiskRecord) -> Option<OntoFlash> {
+        if record.is_flash_only() {
+            return None;
+        }
+        let shown = lock(&self.goings).0.get(&record.id)?.shown.clone();
         let shown = lock(&shown).clone();
-        self.engine.is_held(id).then_some(shown)
+        self.engine.is_held(record.id).then_some(shown)
     }
 
     /// Ends the threads: from here on nothing is moved.
@@ -414,8 +418,9 @@ impl Mover {
 
     fn pass(&mut self, daemon: &Daemon, device: &Device, mut at: u64, found: bool) -> Duration {
         if at == 0 {
-            // What was on its way to the origin may become clean until then, and a hole be one no more.
-            match daemon.engine.hold(self.id, true) {
+            // What was on its way to the origin may become clean until then, and a hole be one no more. Who has let the disk go meanwhile,
+            // because it is larger now or for another reason, has said the last word.
+            match daemon.engine.hold_on(self.id) {
                 Ok(()) => self.lacking = 0,
                 Err(_) => return SOON,
             }
@@ -425,11 +430,15 @@ impl Mover {
                 self.step = match found {
                     true => START,
                     // What was brought there has to be durable.
-                    false => match daemon.engine.hold(self.id, true) {
+                    false => match daemon.engine.hold_on(self.id) {
                         Ok(()) => Step::Ends,
                         Err(_) => START,
                     },
                 };
+                if self.step == Step::Ends {
+                    // The last that was shown is how far it was before the last piece.
+                    self.show(self.size);
+                }
                 return Duration::ZERO;
             }
             let (from, len, copy) = match daemon.engine.unkept(self.id, at, self.size) {
@@ -506,3 +515,6 @@ impl Mover {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

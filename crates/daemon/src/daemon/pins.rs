@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 use hearth_datastore::port::Port;
 use hearth_engine::api::{DiskId, ReqError, ReqOp, Request};
 use hearth_fault::Fault;
-use hearth_format::DiskRecord;
+use hearth_format::{DiskRecord, Home};
 use hearth_io::{BLOCK, Device};
 
 use super::control::check_share;
+use super::homeless::check_promise;
 use super::{Daemon, lock};
 use crate::api::datastores::PinState;
 use crate::api::types::{self, PinInfo};
@@ -204,12 +205,20 @@ impl Daemon {
         }
     }
 
-    /// Refuses a size of a pinned disk for which not so much flash can be kept.
+    /// Refuses a size for which not so much flash can be kept, where all of a disk is to be there: it is pinned, or it moves and
+    /// is promised as a whole until that is over.
     pub(super) fn check_grows(&self, id: DiskId, size: u64) -> Result<()> {
+        let holds = self.holds();
         let pool = lock(&self.pool);
-        let Some(record) = pool.record(id).filter(|r| r.pin && size > r.size) else {
+        let Some(record) = pool.record(id).filter(|r| size > r.size) else {
             return Ok(());
         };
+        if record.home == Home::Moving {
+            check_promise(pool.registry(), holds, &record.name, size - record.size)?;
+        }
+        if !record.pin {
+            return Ok(());
+        }
         let grown = DiskRecord {
             size,
             ..record.clone()
@@ -602,3 +611,6 @@ pub(super) fn data_of(device: &Device, from: u64, len: u64) -> Option<(u64, u64)
         .min(from + len);
     Some((start.max(from), end - start.max(from)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -300,7 +300,7 @@ impl Daemon {
             size: record.size,
             settings: SettingsShown::of(record),
             pinned: self.pin_of(record),
-            onto_flash: self.going_of(record.id),
+            onto_flash: self.going_of(record),
             share: slot.session.share.map(|share| share.min(slot.session.kept)),
             allow_backing: record.allow_backing,
             chain: record.chain.clone(),

@@ -24,11 +24,14 @@ use crate::api::upgrade::UpgradeRequest;
 use crate::error::{Error, Result};
 use crate::pool::change::{self, Change, Ready};
 use crate::pool::{CreateOptions, DeviceAt, Pool};
+use crate::size::human;
 
 /// The program that goes on is the one that runs, wherever its file has gone.
 pub(super) const OURSELVES: &str = "/proc/self/exe";
 /// How often is looked how far a device is emptied.
 const LOOK: Duration = Duration::from_millis(50);
+/// Nothing was emptied for so long, and nothing given to the origins: it is not waited for any longer.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// A device is copied while it is written to: so often all that was changed meanwhile is copied once more, at most.
 const PASSES: usize = 4;
 /// So few segments are left to the moment at which clients wait.
@@ -243,6 +246,32 @@ fn understood(request: &FlashChange) -> Result<(Change, CreateOptions)> {
     Ok((change, options))
 }
 
+/// For what is being emptied, and may never be.
+struct Patience {
+    left: u32,
+    dirty: u64,
+    since: Instant,
+}
+
+impl Patience {
+    fn new(now: Instant) -> Patience {
+        Patience {
+            left: u32::MAX,
+            dirty: u64::MAX,
+            since: now,
+        }
+    }
+
+    /// So many segments are left, and so many blocks wait for their origins: has there been less of neither for too long?
+    fn is_over(&mut self, left: u32, dirty: u64, now: Instant) -> bool {
+        if left < self.left || dirty < self.dirty {
+            self.since = now;
+        }
+        (self.left, self.dirty) = (self.left.min(left), self.dirty.min(dirty));
+        now.saturating_duration_since(self.since) >= PATIENCE
+    }
+}
+
 impl Daemon {
     /// How far the change is.
     pub(super) fn flash_state(&self) -> FlashState {
@@ -329,9 +358,9 @@ impl Daemon {
         Err(Error::refused(
             format!(
                 "{} are promised to disks that live on flash, and without {} there is room for {} of that",
-                crate::size::human(promised),
+                human(promised),
                 old.display(),
-                crate::size::human(homeless::most(left))
+                human(homeless::most(left))
             ),
             "remove such a disk first, or put a larger device in its place with `hearth pool replace-flash`",
         ))
@@ -417,7 +446,6 @@ impl Daemon {
         if !short && !beyond {
             return Ok(());
         }
-        let human = crate::size::human;
         Err(Error::refused(
             format!(
                 "the index and what belongs to it would need {}, {} more than now",
@@ -445,13 +473,27 @@ impl Daemon {
     /// Waits until nothing lies in what is being emptied.
     pub(super) fn wait_empty(&self) -> Result<()> {
         let segment = lock(&self.pool).info().segment_bytes;
+        let mut patience = Patience::new(Instant::now());
         loop {
-            let Some(how) = self.engine.emptying() else {
-                return Err(Error::refused(
-                    "emptying it was given up: the log needs the room it has",
+            let stats = self.engine.pool_stats();
+            let no_room = |why: &str| {
+                let promised = homeless::promised(lock(&self.pool).registry());
+                Error::refused(
+                    format!(
+                        "emptying it was given up, for {why}the log needs the room it has: of {}, {} wait for the origins, and {} are promised to disks that live on flash",
+                        human(stats.capacity_blocks * BLOCK),
+                        human(stats.dirty_blocks * BLOCK),
+                        human(promised)
+                    ),
                     "wait until the origins have more of what is dirty, and try again",
-                ));
+                )
             };
+            let Some(how) = self.engine.emptying() else {
+                return Err(no_room(""));
+            };
+            if patience.is_over(how.left, stats.dirty_blocks, Instant::now()) {
+                return Err(no_room("nothing comes free any more, and "));
+            }
             let gone = u64::from(how.segments.saturating_sub(how.left));
             if !self
                 .reshaping
@@ -612,5 +654,29 @@ impl Daemon {
             change::note_in(beside, &flash);
         }
         Some((flash, failure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_waited_as_long_as_something_comes_free_or_is_given_to_the_origins() {
+        let start = Instant::now();
+        let mut patience = Patience::new(start);
+        let mut at = start;
+        let mut look = |left, dirty| {
+            at += PATIENCE - LOOK;
+            patience.is_over(left, dirty, at)
+        };
+        assert!(!look(9, 900));
+        assert!(!look(8, 900));
+        assert!(!look(8, 899));
+        // Clients write more: that alone is no news, for better or worse.
+        assert!(!look(7, 2000));
+        assert!(!look(7, 899), "a little less than that long");
+        assert!(look(8, 1000));
+        assert!(!look(6, 1000), "it goes on after all");
     }
 }

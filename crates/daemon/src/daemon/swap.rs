@@ -104,6 +104,7 @@ impl Daemon {
                 read_ms: sum.read_ms + c.read_ms,
                 read_bytes: sum.read_bytes + c.read_bytes,
                 written_bytes: sum.written_bytes + c.written_bytes,
+                in_flight: sum.in_flight + c.in_flight,
             })
         });
         let flash = self.engine.pool_stats().counters;
@@ -171,6 +172,25 @@ impl Daemon {
     }
 }
 
+#[cfg(test)]
+impl Daemon {
+    /// Makes it look as if pages that come back were held up, or were not any more.
+    pub(super) fn hold_swap_up(&self, on: bool) {
+        let mut shared = lock(&self.shared_flash);
+        shared.watch.gone();
+        let us = |at: u64| if on && at > 1 { 50_000 } else { 100 };
+        let mut now = Counters::default();
+        for at in 0..8 {
+            now.reads += 1000;
+            now.read_ms += us(at);
+            shared.watch.look(now);
+        }
+        assert_eq!(shared.watch.is_slow(), on);
+        // Nobody looks at what there really is.
+        shared.at = Some(Instant::now() + Duration::from_secs(3600));
+    }
+}
+
 /// What of Hearth's the kernel swaps to.
 fn on(state_dir: &Path) -> Vec<Shown> {
     let shown = Areas::open(state_dir).and_then(|areas| areas.show());
@@ -233,5 +253,43 @@ mod tests {
         std::fs::write(tmp.path().join("swap.json"), "{}").unwrap();
         let wrong = info(tmp.path()).unwrap_err();
         assert!(wrong.what.contains("swap.json"), "{wrong}");
+    }
+
+    #[test]
+    fn both_traffics_are_told_beside_each_other() {
+        let mut shared = Shared::default();
+        let start = Instant::now();
+        let counters = |reads: u64, read_ms: u64| Counters {
+            reads,
+            read_ms,
+            read_bytes: reads * 4096,
+            written_bytes: reads * 8192,
+            in_flight: 0,
+        };
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(shared.take(at(0), Some(counters(0, 0)), [0, 0]), None);
+        assert_eq!(shared.traffic, None);
+        shared.take(at(2), Some(counters(2000, 400)), [4000, 6000]);
+        let told = shared.traffic.clone().unwrap();
+        assert_eq!(
+            (told.swap_read_bytes_per_s, told.swap_write_bytes_per_s),
+            (1000 * 4096, 1000 * 8192)
+        );
+        assert_eq!(
+            (told.cache_read_bytes_per_s, told.cache_write_bytes_per_s),
+            (2000, 3000)
+        );
+        assert_eq!(
+            (told.latency_us, told.cache_stands_back),
+            (Some(200), false)
+        );
+        assert_eq!(shared.read, 2000 * 4096);
+        shared.take(at(3), Some(counters(3000, 9400)), [0, 0]);
+        let turn = shared.take(at(4), Some(counters(4000, 18_400)), [0, 0]);
+        assert!(matches!(turn, Some(Turn::Slow(9000, _))), "{turn:?}");
+        assert!(shared.traffic.as_ref().unwrap().cache_stands_back);
+        // With the area all of it ends.
+        assert_eq!(shared.take(at(5), None, [0, 0]), Some(Turn::Well));
+        assert_eq!(shared.traffic, None);
     }
 }

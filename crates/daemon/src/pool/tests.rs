@@ -659,3 +659,44 @@ fn what_took_the_place_of_a_device_that_was_served_since_is_refused() {
     let beside = crate::beside::Beside::of(&state, &pool.superblock.pool);
     assert_eq!(beside.unwrap().unwrap().notes().device, before);
 }
+
+/// What was swapped out to a part of the pool may look like anything. None of it is left where the log will be.
+#[test]
+fn flash_that_had_an_area_is_adopted_without_what_was_swapped_out_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, state) = (dir.path().join("flash"), dir.path().join("state"));
+    let options = CreateOptions {
+        size: Some(64 << 20),
+        ..CreateOptions::default()
+    };
+    create(&path, &options).unwrap();
+    let mut pool = Pool::open_all(std::slice::from_ref(&path)).unwrap();
+    pool.remember(&state).unwrap();
+    pool.note_opened(Default::default(), true, 1).unwrap();
+    let area = hearth_format::Area {
+        first: pool.superblock.layout.segment_count - 3,
+        segments: 3,
+    };
+    pool.superblock.add_area(area).unwrap();
+    let place = pool.superblock.place_of(area).unwrap();
+    let mut media = pool.flash().iter().next().unwrap().clone();
+    pool.superblock.store(&mut media).unwrap();
+    drop((pool, media));
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    use std::os::unix::fs::FileExt;
+    file.write_all_at(&vec![0xaa; place.bytes as usize], place.offset)
+        .unwrap();
+    drop(file);
+    let again = CreateOptions {
+        force: true,
+        ..CreateOptions::default()
+    };
+    // Called off, it begins anew: the list is there still.
+    adopt_flash(&path, &again, &state, None, &mut |_, _| false).unwrap_err();
+    adopt_flash(&path, &again, &state, None, &mut |_, _| true).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let area = &bytes[place.offset as usize..][..place.bytes as usize];
+    assert!(area.iter().all(|byte| *byte == 0));
+    let pool = Pool::open_all(std::slice::from_ref(&path)).unwrap();
+    assert!(pool.superblock.areas.is_empty());
+}

@@ -117,6 +117,13 @@ impl Core {
             && d.cfg.mode != Mode::Off
             && (d.origin.sync.is_guarded() || self.opts.faults.has(Fault::CacheUnguarded))
             && d.tickets.len() < FILLS_MAX
+            && !self.keeps_out()
+    }
+
+    /// Somebody else who uses the flash is held up, and for more on it something there would have to go: what is read stays off it until he
+    /// is not any more. What clients write takes the place it needs.
+    fn keeps_out(&self) -> bool {
+        self.destaging.others_wait && self.flash.free_to_stay() <= self.flash.free_target()
     }
 
     /// Is the disk within its maximum with `count` more blocks, if need be at the cost of others

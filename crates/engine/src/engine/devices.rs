@@ -55,7 +55,8 @@ impl Engine {
     }
 
     /// Somebody beside this program is held up by what is done on the flash, or is not any more. Until then destaging that
-    /// nobody waits for goes one run at a time with pauses, as it does beside clients, and nothing is read ahead.
+    /// nobody waits for goes one run at a time with pauses, as it does beside clients, nothing is read ahead, and nothing is evicted
+    /// for what is read: that stays off flash once only the segments are free that are kept ready.
     pub fn stand_back(&self, others_wait: bool) {
         self.core().destaging.others_wait = others_wait;
     }

@@ -225,6 +225,15 @@ impl Engine {
         self.core().hold(id, on)
     }
 
+    /// The same for a disk that is held: one that was let go meanwhile stays so, which is `Dirty`.
+    pub fn hold_on(&self, id: DiskId) -> Result<(), ControlError> {
+        let mut core = self.core();
+        match core.disk(id) {
+            Some(d) if d.held => core.hold(id, true),
+            _ => Err(ControlError::Dirty),
+        }
+    }
+
     /// Is a disk held on flash?
     pub fn is_held(&self, id: DiskId) -> bool {
         self.core().disk(id).is_some_and(|d| d.held)

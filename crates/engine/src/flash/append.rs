@@ -400,6 +400,10 @@ impl<U: Users> FlashDevice<U> {
         {
             let s = self.log.sealing.swap_remove(at);
             self.cleaner.close(s.seg);
+            if self.is_on_emptying(s.seg) {
+                // It goes with the others there.
+                self.cleaner.withdraw(s.seg);
+            }
             self.leave_alone(s.seg);
             self.touched[s.seg as usize] += 1;
             let bytes = self.encode_summary(&s).expect(FITS);

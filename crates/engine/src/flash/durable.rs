@@ -61,7 +61,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn is_short_of_free(&self) -> bool {
         let target = self.free_target();
         let ahead = target - self.log.reserve();
-        self.log.free.len() < target - (ahead / 2).min(ahead.saturating_sub(2))
+        self.free_to_stay() < target - (ahead / 2).min(ahead.saturating_sub(2))
     }
 
     /// Starts a flush unless one is in flight; waiters it does not cover start the next.

@@ -6,6 +6,10 @@
 //! not wait for this. What is clean goes: the origins have it. What is dirty is moved: it is safe on another device
 //! before the segment counts as freed, by the same rule as ever (it is durable in the log, and both copies of the map say that
 //! the segment is free). So at any moment the pool is what it would be without this, and it can be called off.
+//!
+//! All that is free may lie in what is to be emptied: of a log that was not yet once round, the free segments are the last ones. Were all of them
+//! put aside, nothing could be freed elsewhere any more. So as many as are kept ready are *lent*: they are used like any until as many are free
+//! elsewhere, and then put aside or emptied like the others.
 
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::SegState;
@@ -30,6 +34,8 @@ pub(crate) struct Emptying {
     aside: BTreeSet<u32>,
     /// Those that are to be emptied.
     todo: VecDeque<u32>,
+    /// Those that stay in use until enough is free elsewhere.
+    lent: Vec<u32>,
     /// Those of which nobody knows what they say.
     unreadable: BTreeSet<u32>,
     /// The pool comes to rest: nothing more is begun.
@@ -92,32 +98,23 @@ impl<U: Users> FlashDevice<U> {
             part,
             aside: BTreeSet::new(),
             todo: VecDeque::new(),
+            lent: Vec::new(),
             unreadable: BTreeSet::new(),
             paused: false,
         });
-        for at in 0..self.log.heads.len() {
-            let seg = self.log.heads[at].as_ref().map(|head| head.seg);
-            let Some(seg) = seg.filter(|seg| self.is_on_emptying(*seg)) else {
-                continue;
-            };
-            match self.log.heads[at].take() {
-                // It never took a batch.
-                Some(head) if head.entries.is_empty() => {
-                    self.cleaner.free(seg);
-                    self.put_aside(seg);
-                }
-                head => {
-                    self.log.heads[at] = head;
-                    self.roll_one(at);
-                }
-            }
+        let target = self.free_target();
+        self.leave_heads();
+        let (mut lent, free): (VecDeque<u32>, VecDeque<u32>) = std::mem::take(&mut self.log.free)
+            .into_iter()
+            .partition(|seg| self.is_on_emptying(*seg));
+        let elsewhere = |seg: &&u32| !self.is_on_emptying(**seg);
+        let parked = self.log.parked.iter().filter(elsewhere).count();
+        let lacking = target.saturating_sub(free.len() + parked);
+        for seg in lent.split_off(lacking.min(lent.len())) {
+            self.put_aside(seg);
         }
-        for seg in std::mem::take(&mut self.log.free) {
-            match self.is_on_emptying(seg) {
-                true => self.put_aside(seg),
-                false => self.log.free.push_back(seg),
-            }
-        }
+        self.log.free = free;
+        self.log.free.extend(&lent);
         // What is free on a device that is too slow, which may be this one.
         for seg in std::mem::take(&mut self.log.parked) {
             match self.is_on_emptying(seg) {
@@ -126,7 +123,7 @@ impl<U: Users> FlashDevice<U> {
             }
         }
         // Who needs room takes it where it is of use.
-        let mut todo = VecDeque::new();
+        let mut todo = lent.clone();
         for seg in self.log.order.clone() {
             if !self.is_on_emptying(seg) {
                 continue;
@@ -143,6 +140,10 @@ impl<U: Users> FlashDevice<U> {
         let lost = lost.filter(|seg| !known.contains(seg)).collect();
         if let Some(emptying) = &mut self.emptying {
             (emptying.todo, emptying.unreadable) = (todo, lost);
+            emptying.lent = lent.into();
+        }
+        if self.emptying.as_ref().is_some_and(|e| !e.lent.is_empty()) {
+            took(Path::SegmentsLent);
         }
         // The others may be too few now to leave a slow one alone.
         self.sort_by_speed();
@@ -180,21 +181,72 @@ impl<U: Users> FlashDevice<U> {
         self.sort_by_speed();
     }
 
+    /// Free segments but those that are lent.
+    pub fn free_to_stay(&self) -> usize {
+        let lent = self.emptying.as_ref().map_or(&[][..], |e| &e.lent);
+        let free = |seg: &&u32| self.log.segments[**seg as usize].state == SegState::Free;
+        let lent = lent.iter().filter(free).count();
+        self.log.free.len().saturating_sub(lent)
+    }
+
+    /// There is enough elsewhere: nothing is written any more to what was lent.
+    fn end_loan(&mut self) {
+        let Some(emptying) = &mut self.emptying else {
+            return;
+        };
+        let lent = std::mem::take(&mut emptying.lent);
+        if lent.is_empty() {
+            return;
+        }
+        for seg in lent {
+            if self.log.segments[seg as usize].state == SegState::Free {
+                self.log.free.retain(|free| *free != seg);
+                self.log.parked.retain(|parked| *parked != seg);
+                self.put_aside(seg);
+            }
+        }
+        self.leave_heads();
+    }
+
+    /// Heads that lie there are closed, or put aside.
+    fn leave_heads(&mut self) {
+        for at in 0..self.log.heads.len() {
+            let seg = self.log.heads[at].as_ref().map(|head| head.seg);
+            let Some(seg) = seg.filter(|seg| self.is_on_emptying(*seg)) else {
+                continue;
+            };
+            match self.log.heads[at].take() {
+                // It never took a batch.
+                Some(head) if head.entries.is_empty() => {
+                    self.cleaner.free(seg);
+                    self.put_aside(seg);
+                }
+                head => {
+                    self.log.heads[at] = head;
+                    self.roll_one(at);
+                }
+            }
+        }
+    }
+
     /// The segment of it that goes next, if there is room for what of it has to be kept.
     pub(in crate::flash) fn next_to_empty(&mut self) -> Option<u32> {
-        let emptying = self.emptying.as_ref().filter(|e| !e.paused)?;
-        let tries = emptying.todo.len().min(LOOKS);
+        self.emptying.as_ref().filter(|e| !e.paused)?;
         let coming = self.log.freeing.iter();
         let coming = coming.filter(|seg| !self.is_on_emptying(**seg)).count();
-        if self.log.free.len() + coming < self.free_target() || self.log.free.len() < 2 {
+        let free = self.free_to_stay();
+        if free + coming < self.free_target() || free < 2 {
             return None;
         }
+        self.end_loan();
+        let tries = self.emptying.as_ref()?.todo.len().min(LOOKS);
         for _ in 0..tries {
             let emptying = self.emptying.as_mut()?;
             let seg = emptying.todo.pop_front()?;
             if self.log.segments[seg as usize].state != SegState::Closed
                 || emptying.unreadable.contains(&seg)
             {
+                // What was lent is none of these any more: it was put aside, or closed.
                 continue;
             }
             // It stays among them until it has been freed.

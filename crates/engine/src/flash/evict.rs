@@ -192,7 +192,7 @@ impl<U: Users> FlashDevice<U> {
                 of_use.count()
             }
         };
-        if log.free.len() + coming >= self.free_target() && !self.starved() {
+        if self.free_to_stay() + coming >= self.free_target() && !self.starved() {
             self.evict.wants_clean = false;
             let seg = self.dead_ahead()?;
             self.begin_with(seg, Way::Ahead);

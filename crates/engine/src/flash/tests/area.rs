@@ -160,6 +160,62 @@ fn a_segment_whose_batches_go_elsewhere_is_put_aside_where_it_is_emptied() {
     assert!(area.range().all(|seg| d.log.free.contains(&seg)));
 }
 
+/// Of a log that was not yet once round, what is free lies at the end, and so does what is to be set aside. Were all of it put aside, nothing could be
+/// moved or said any more, and setting aside would be given up although others hold nothing that has to be kept.
+#[test]
+fn what_is_free_there_stays_in_use_until_enough_is_free_elsewhere() {
+    let mut d = device_of(Layout::for_device(32 << 20, SEGMENT_BLOCKS).expect("it fits"));
+    let n = d.log.segments.len() as u32;
+    d.log.free = (0..n).collect();
+    d.log.next_segment_seq = 1;
+    let target = d.free_target() as u32;
+    for seg in 0..n - target {
+        append(&mut d, u64::from(seg) * 1000, DATA, seg);
+        write_all(&mut d);
+    }
+    let area = Area {
+        first: n - target - 2,
+        segments: target + 2,
+    };
+    let there = |d: &Device| {
+        let free = d.log.free.iter().copied();
+        free.filter(|seg| area.range().contains(seg)).count() as u32
+    };
+    assert_eq!(there(&d), d.log.free.len() as u32, "all that is free");
+    d.begin_area(area).unwrap();
+    assert!(!d.starved() && d.is_emptying());
+    assert_eq!((there(&d), d.free_to_stay()), (target, 0));
+    let (seg, _) = d.next_victim(0).expect("another one goes");
+    assert!(!area.range().contains(&seg), "{seg}");
+    assert_eq!(there(&d), target);
+    // What is written meanwhile goes there, and is emptied like the rest.
+    append(&mut d, 90_000, 8, 99);
+    write_all(&mut d);
+    assert_eq!(there(&d), target - 1);
+    d.forget_victim();
+    for seg in 0..target {
+        d.log.order.retain(|s| *s != seg);
+        d.cleaner.free(seg);
+        d.log.segments[seg as usize].state = SegState::Free;
+        d.put_free(seg);
+    }
+    let (seg, _) = d.next_victim(0).expect("one of them goes");
+    assert!(area.range().contains(&seg), "{seg}");
+    assert_eq!(there(&d), 0);
+    let open = |d: &Device| {
+        d.log
+            .heads
+            .iter()
+            .flatten()
+            .map(|h| h.seg)
+            .collect::<Vec<_>>()
+    };
+    assert!(open(&d).iter().all(|seg| !area.range().contains(seg)));
+    d.end_emptying();
+    let (free, head) = (there(&d), d.log.order.contains(&(n - target)));
+    assert_eq!((free, head), (target - 1, true), "the head was closed");
+}
+
 #[test]
 fn what_cannot_be_set_aside_is_refused() {
     let mut d = device();
