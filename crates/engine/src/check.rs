@@ -199,7 +199,9 @@ impl Core {
                 _ => {}
             }
         }
-        for op in self.flash.devices.under_way() {
+        // A head that is left as a device begins to be emptied is sealed with the next event.
+        let unsent = self.flash.out.ios.iter().map(|(op, _)| op);
+        for op in self.flash.devices.under_way().chain(unsent) {
             if let FlashOp::Summary { seg } = op {
                 pins[*seg as usize] += 1;
             }
