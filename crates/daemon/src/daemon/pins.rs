@@ -116,6 +116,8 @@ struct Job {
     left: u64,
     /// As many as there were when it was counted last.
     before: Option<u64>,
+    /// Some was asked for, and nobody was told yet that all is there. It may come late, when nothing is counted any more.
+    asked: bool,
     /// Bytes that were there when nothing was missing.
     filled: Option<u64>,
     /// When that was.
@@ -140,6 +142,7 @@ impl Job {
             due: Instant::now(),
             left: 0,
             before: None,
+            asked: false,
             filled: None,
             counted: Instant::now(),
             trouble: None,
@@ -458,7 +461,7 @@ impl Keeper {
 
     fn counted(&mut self, daemon: &Daemon, id: DiskId, job: &mut Job) {
         if job.left == 0 {
-            if job.before.is_some() {
+            if std::mem::take(&mut job.asked) {
                 daemon.events.tell(hearth_events::Event::DiskPinned {
                     disk: job.name.clone(),
                     bytes: job.size,
@@ -486,7 +489,7 @@ impl Keeper {
             (job.before, job.progress) = (None, Progress::default());
             job.rest(ROUND);
         } else {
-            job.before = Some(job.left);
+            (job.before, job.asked) = (Some(job.left), true);
             job.trouble = None;
             job.step = Step::Fill(0);
         }
