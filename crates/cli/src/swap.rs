@@ -16,10 +16,10 @@ use hearth_fault::Fault;
 use hearth_swap::areas::Shown;
 use hearth_swap::kernel;
 use hearth_swap::tuning::Setting;
-use hearth_swap::{Areas, Lender, Lent, Request, RequestInPool, Uuid};
+use hearth_swap::{Areas, Lender, Lent, Noted, Request, RequestInPool, Uuid, area};
 use serde::Serialize;
 
-use crate::args::{self, Global, SwapOn, SwapState};
+use crate::args::{self, Global, SwapOn, SwapResize, SwapState};
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
 use crate::table::{Table, plain};
@@ -32,6 +32,7 @@ pub fn run(global: &Global, command: args::Swap) -> Outcome {
     match command {
         args::Swap::On(args) => on(global, &args),
         args::Swap::Off(state) => off(global, &state),
+        args::Swap::Resize(args) => resize(global, &args),
         args::Swap::Show(state) => show(global, &open(&state)?),
         args::Swap::Resume(state) => resume(global, &state),
     }
@@ -244,51 +245,149 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
         .into());
     }
     let mut areas = open_to_change(&args.state)?;
+    let wanted = match flash {
+        Some(flash) => Wanted::Beside(Request {
+            flash,
+            size: args.size.0,
+            priority: args.priority,
+            discard,
+        }),
+        None => Wanted::Inside(
+            RequestInPool {
+                size: args.size.0,
+                priority: args.priority,
+                discard,
+                encrypt: args.encrypt,
+            },
+            args.device.clone(),
+        ),
+    };
+    make(global, &mut areas, &wanted)?;
+    show(global, &areas)
+}
+
+/// An area to be made.
+#[derive(Clone)]
+enum Wanted {
+    /// A file beside the flash.
+    Beside(Request),
+    /// A part of the pool, on this device or any.
+    Inside(RequestInPool, Option<PathBuf>),
+}
+
+impl Wanted {
+    /// The same area in another size.
+    fn like(noted: &Noted, size: u64) -> Wanted {
+        match &noted.in_pool {
+            Some(lent) => Wanted::Inside(
+                RequestInPool {
+                    size,
+                    priority: noted.priority,
+                    discard: noted.discard,
+                    encrypt: noted.encrypted,
+                },
+                Some(lent.flash.clone()),
+            ),
+            None => Wanted::Beside(Request {
+                flash: area::beside_what(&noted.path),
+                size,
+                priority: noted.priority,
+                discard: noted.discard,
+            }),
+        }
+    }
+}
+
+fn make(global: &Global, areas: &mut Areas, wanted: &Wanted) -> Result<(), Failure> {
     let interrupt = Interrupt::watch();
     // In a script it may wait for minutes, too.
     let mut line = StatusLine::new(!global.json)
         .quiet_for(Duration::from_secs(1))
         .lines_every(Duration::from_secs(10));
-    let doing = match flash {
-        Some(_) => "writing",
-        None => "making room",
+    let doing = match wanted {
+        Wanted::Beside(_) => "writing",
+        Wanted::Inside(..) => "making room",
     };
     let mut goes_on = |done, all| {
         line.show(|| format!("{doing}: {} of {}", human(done), human(all)));
         !interrupt.hit()
     };
-    let made = match flash {
-        Some(flash) => {
-            let request = Request {
-                flash,
-                size: args.size.0,
-                priority: args.priority,
-                discard,
-            };
-            areas.on(&request, &mut goes_on)
-        }
-        None => {
-            let request = RequestInPool {
-                size: args.size.0,
-                priority: args.priority,
-                discard,
-                encrypt: args.encrypt,
-            };
-            let mut daemon = Served::of(global, args.device.as_deref());
-            areas.on_in_pool(&request, &mut daemon, &mut goes_on)
+    let made = match wanted {
+        Wanted::Beside(request) => areas.on(request, &mut goes_on),
+        Wanted::Inside(request, device) => {
+            let mut daemon = Served::of(global, device.as_deref());
+            areas.on_in_pool(request, &mut daemon, &mut goes_on)
         }
     };
     line.end();
-    if made.map_err(wrong)?.is_none() {
-        return Err(Failure::Interrupted(Fault::bare(
+    match made.map_err(wrong)? {
+        Some(_) => Ok(()),
+        None => Err(Failure::Interrupted(Fault::bare(
             "called off; nothing was left",
-        )));
+        ))),
     }
-    show(global, &areas)
 }
 
 fn off(global: &Global, state: &SwapState) -> Outcome {
     let mut areas = open_to_change(state)?;
+    take_away(global, &mut areas)?;
+    if global.json {
+        return show(global, &areas);
+    }
+    println!("no swap of Hearth's is left, and what was set for it is as before");
+    Ok(())
+}
+
+/// The kernel reads the size of an area once, so it is taken away and made anew.
+fn resize(global: &Global, args: &SwapResize) -> Outcome {
+    let mut areas = open_to_change(&args.state)?;
+    let shown = areas.show().map_err(wrong)?;
+    let noted = match &shown[..] {
+        [one] => one.noted.clone(),
+        [] => {
+            return Err(Error::invalid(
+                "there is no swap of Hearth's",
+                "`hearth swap on --size` makes some",
+            )
+            .into());
+        }
+        several => {
+            return Err(Error::invalid(
+                format!("there are {} areas, and no telling which", several.len()),
+                "take them away with `hearth swap off`, and make them anew with `hearth swap on`",
+            )
+            .into());
+        }
+    };
+    let before = Wanted::like(&noted, noted.size);
+    let wanted = Wanted::like(&noted, args.size.0);
+    take_away(global, &mut areas)?;
+    let Err(failed) = make(global, &mut areas, &wanted) else {
+        return show(global, &areas);
+    };
+    // What there was is better than none, and had room.
+    match make(global, &mut areas, &before) {
+        Ok(()) => Err(and(failed, "it is as large as before")),
+        Err(_) => Err(and(
+            failed,
+            "nor could it be made as large as before: there is none now",
+        )),
+    }
+}
+
+/// A failure, and what there is after it.
+fn and(failed: Failure, now: &str) -> Failure {
+    match failed {
+        Failure::Error(mut e) => {
+            e.what = format!("{}; {now}", e.what);
+            Failure::Error(e)
+        }
+        Failure::Interrupted(_) => Failure::Interrupted(Fault::bare(format!("called off; {now}"))),
+    }
+}
+
+/// Reads back what is swapped out, and takes the areas away.
+fn take_away(global: &Global, areas: &mut Areas) -> Result<(), Failure> {
     let before = areas.show().map_err(wrong)?;
     // The signal has to come to this thread, which waits in the kernel: the one that shows takes none.
     let _interrupt = Interrupt::watch();
@@ -306,10 +405,6 @@ fn off(global: &Global, state: &SwapState) -> Outcome {
             "called off; what was not read back yet is swapped out as before",
         )));
     }
-    if global.json {
-        return show(global, &areas);
-    }
-    println!("no swap of Hearth's is left, and what was set for it is as before");
     Ok(())
 }
 

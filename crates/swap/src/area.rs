@@ -29,6 +29,9 @@ const MAGIC: &[u8] = b"SWAPSPACE2";
 /// Where the UUID is in it, behind the version, the last page and the number of bad ones.
 const UUID_AT: usize = 1024 + 12;
 
+/// Behind the name of a flash file, the name of the area beside it.
+const SUFFIX: &str = ".swap";
+
 /// Where the area beside a flash file is.
 pub fn beside(flash: &Path) -> Result<PathBuf> {
     let meta = std::fs::metadata(flash).map_err(|e| {
@@ -54,8 +57,16 @@ pub fn beside(flash: &Path) -> Result<PathBuf> {
         )
     })?;
     let mut name = flash.file_name().unwrap_or_default().to_owned();
-    name.push(".swap");
+    name.push(SUFFIX);
     Ok(flash.with_file_name(name))
+}
+
+/// The flash file that an area is [`beside`].
+pub fn beside_what(area: &Path) -> PathBuf {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let bytes = area.as_os_str().as_bytes();
+    let flash = bytes.strip_suffix(SUFFIX.as_bytes()).unwrap_or(bytes);
+    PathBuf::from(std::ffi::OsString::from_vec(flash.to_vec()))
 }
 
 /// Is there room for it?

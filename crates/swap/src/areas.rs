@@ -148,7 +148,7 @@ impl Areas {
                         path.display(),
                         known.size
                     ),
-                    "to change its size take it away with `hearth swap off` first",
+                    "`hearth swap resize --size` changes its size",
                 ),
                 Stage::Making | Stage::Going => Fault::new(
                     format!("{} was left half made or half gone", path.display()),
@@ -212,7 +212,7 @@ impl Areas {
         if self.notes.areas.iter().any(|a| a.in_pool.is_some()) {
             return Err(Fault::new(
                 "a part of the pool is set aside for swap already",
-                "to change its size take it away with `hearth swap off` first",
+                "`hearth swap resize --size` changes its size",
             ));
         }
         if request.size < area::SIZE_MIN {

@@ -23,6 +23,7 @@ pub mod written;
 pub use areas::{Areas, Request, RequestInPool};
 pub use hearth_fault::Fault;
 pub use in_pool::{Lender, Lent};
+pub use notes::Noted;
 pub use uuid::Uuid;
 
 /// What can go wrong here is told to who typed the command, as it is.

@@ -236,8 +236,20 @@ fn taking_it_away_can_be_called_off() -> Result<()> {
     ensure!(now["on"] == true && now["stage"] == "used", "{now}");
     ensure!(now["used"].as_u64().is_some_and(|n| n > 0), "{now}");
     hogs.iter_mut().try_for_each(|hog| hog.looked())?;
+
+    // Another size while they use it.
+    let more = said(&hearth, &["resize", "--size", "600M"])?;
+    ensure!(more["areas"][0]["size"] == 600 * MIB && more["areas"][0]["on"] == true);
+    // The kernel gives up where it does not get down to it at once.
+    wait::until("less memory is allowed", LIMIT, || {
+        group.allow(128 * MIB).is_ok().then_some(())
+    })?;
+    hogs.iter_mut().try_for_each(|hog| hog.looked())?;
+    ensure!(used(&hearth)? > 100 * MIB, "{}", area(&hearth)?);
     drop(hogs);
     said(&hearth, &["off"])?;
+    let none = refused(&hearth, &["resize", "--size", "64M"])?;
+    ensure!(none.contains("swap on"), "{none}");
     Ok(())
 }
 

@@ -28,6 +28,11 @@ pub enum Swap {
     #[command(after_help = "Example:\n  hearth swap off\n\n\
         Ctrl-C calls it off after the process the kernel is at: what was not read back yet stays where it is.")]
     Off(SwapState),
+    /// Make the area larger or smaller
+    #[command(after_help = "Example:\n  hearth swap resize --size 12G\n\n\
+        What is swapped out is read back first, as by `hearth swap off`, and refused as there where it does not fit into memory; \
+        then the area is made anew, with all else as it was. If it cannot be, it is made as large as before.")]
+    Resize(SwapResize),
     /// Show the areas, what is swapped out, and what was set for them
     #[command(after_help = "Example:\n  hearth swap show\n  hearth swap show --json")]
     Show(SwapState),
@@ -61,6 +66,15 @@ pub struct SwapOn {
     /// kernel has dm-crypt
     #[arg(long)]
     pub encrypt: bool,
+    #[command(flatten)]
+    pub state: SwapState,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct SwapResize {
+    /// How large it is to be
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Size,
     #[command(flatten)]
     pub state: SwapState,
 }
