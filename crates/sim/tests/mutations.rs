@@ -85,7 +85,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::FlushEndsEarly
         | Fault::FlushForgetsOne
         | Fault::BelieveBelowFloor => "devices-fail",
-        Fault::SecondHalfUnflushed => "twice-fail",
+        Fault::SecondHalfUnflushed | Fault::DirtyOnce | Fault::CleanDecides => "twice-fail",
         _ => "mixed",
     }
 }

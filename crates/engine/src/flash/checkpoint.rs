@@ -469,7 +469,7 @@ impl<U: Users> FlashDevice<U> {
         let Some(count) = count.filter(|n| *n as usize != self.log.segments.len()) else {
             return true;
         };
-        let slots = u64::from(count) * u64::from(self.log.segment_blocks);
+        let slots = u64::from(count) * u64::from(self.log.segment_slots);
         // Room is made for no more than lies here.
         let of_slots = |s: &Section| s.kind == SLOTS && s.len >= slots;
         if slots >= u64::from(u32::MAX) || !header.sections.iter().any(of_slots) {
@@ -504,7 +504,7 @@ impl<U: Users> FlashDevice<U> {
             return Some(());
         }
         took(Path::OpenedWithout);
-        let (log, blocks) = (&self.log, self.log.segment_blocks);
+        let (log, blocks) = (&self.log, self.log.segment_slots);
         let gone = |slot: Slot| {
             let s = log.segments.get((slot / blocks) as usize);
             s.is_none_or(|s| s.state != SegState::Closed)
@@ -576,7 +576,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Counts what the slots say, and drops what belongs to no disk. `None`: what they say cannot be.
     fn recount(&mut self, restore: &mut impl Restore) -> Option<()> {
-        let segment_blocks = self.log.segment_blocks;
+        let segment_blocks = self.log.segment_slots;
         for seg in self.log.order.clone() {
             self.cleaner.open(seg, 0);
         }
@@ -588,7 +588,7 @@ impl<U: Users> FlashDevice<U> {
                 };
                 // A log that is walked takes nothing there, and of what is dirty nothing may be left that
                 // nobody finds: it would stay dirty for ever. Clean ones are looked at when they go.
-                let part_of_log = s.state == SegState::Closed && slot - base < self.log.data_blocks;
+                let part_of_log = s.state == SegState::Closed && self.log.is_for_data(slot - base);
                 if !part_of_log || dirty && !found {
                     return None;
                 }

@@ -14,6 +14,7 @@
 //! everything is there twice again ([`FlashDevice::is_single`]).
 
 use crate::ctx::Io;
+use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Users};
 use crate::flash::devices::Ended;
 use crate::paths::{Path, took};
@@ -59,6 +60,9 @@ impl<U: Users> FlashDevice<U> {
     pub fn device_lost(&mut self) {
         took(Path::DeviceLost);
         self.sb.lost = self.devices.spread().lost();
+        if self.faults.has(Fault::GoneEarly) {
+            self.begin_dropping(self.sb.lost);
+        }
         self.out.tell(FlashEvent::DeviceLost);
         // Then the note of the failure says it, too, or is as late as it would be here.
         if !self.takes_writes() {
@@ -151,6 +155,7 @@ impl<U: Users> FlashDevice<U> {
                 let generation = self.sb.generation;
                 if !self.devices.spread().ask_elsewhere(generation) {
                     self.devices.spread().note_lost();
+                    self.begin_dropping(self.sb.lost);
                     return self.end_losing();
                 }
                 losing.asked = Some(generation);
@@ -166,6 +171,7 @@ impl<U: Users> FlashDevice<U> {
             return Vec::new();
         }
         self.devices.spread().note_lost();
+        self.begin_dropping(self.sb.lost);
         self.end_losing()
     }
 
