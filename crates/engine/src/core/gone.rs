@@ -31,8 +31,7 @@ impl Core {
     /// A clean block was put where nothing is any more.
     pub fn drop_if_gone(&mut self, disk: u16, block: u64, slot: SlotNo) {
         if self.flash.is_gone(slot) && self.cache.index.get(Key::new(disk, block)) == Some(slot) {
-            took(Path::CleanGone);
-            self.forget_block(disk, block);
+            self.drop_gone(slot);
         }
     }
 
@@ -40,6 +39,12 @@ impl Core {
         let Some(info) = self.cache.index.slot(slot).filter(|info| !info.dirty) else {
             return;
         };
+        // A copy that is on its way elsewhere would come back in a crash. And until it is durable that a block is clean,
+        // that would be a dirty one.
+        let cleaned = self.known(info.key.disk()).cleaned_ord;
+        if self.cache.index.slot_mark(slot) || !self.flash.is_durable(cleaned) {
+            return;
+        }
         took(Path::CleanGone);
         if self.cache.index.get(info.key) == Some(slot) {
             self.forget_block(info.key.disk(), info.key.block());
