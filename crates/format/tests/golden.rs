@@ -732,7 +732,7 @@ fn batch_whose_clean_blocks_are_there_once() {
     let header = BatchHeader::decode(&golden, &mut back).unwrap();
     assert_eq!(back, entries);
     assert_eq!(header.rows(10, 1024, &back), 4);
-    assert_eq!(header.check_rows(10, 15, 1024, &back), Ok(()));
+    assert!(header.check_rows(10, 15, 1024, &back).is_ok());
     assert!(header.check_rows(10, 14, 1024, &back).is_err());
     assert!(header.check_rows(11, 15, 1024, &back).is_err());
     // What is dirty is in both halves, and named by its place in the first.

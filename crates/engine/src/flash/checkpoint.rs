@@ -10,7 +10,7 @@ use crate::faults::Fault;
 use crate::flash::append::FITS;
 use crate::flash::dead::Dead;
 use crate::flash::device::{FlashDevice, Users};
-use crate::flash::log::{Gone, Log, Sealing, SegState, Segment, Slot};
+use crate::flash::log::{Gone, Log, Sealing, SegState, Segment, Slot, is_for_data};
 use crate::flash::recover::NUMBERS_END;
 use crate::paths::{Path, took};
 use hearth_format::checkpoint::Section;
@@ -580,6 +580,7 @@ impl<U: Users> FlashDevice<U> {
         for seg in self.log.order.clone() {
             self.cleaner.open(seg, 0);
         }
+        let (half, data_blocks) = (self.log.half, self.log.data_blocks);
         for (seg, s) in self.log.segments.iter_mut().enumerate() {
             let base = seg as u32 * segment_blocks;
             for slot in base..base + segment_blocks {
@@ -588,7 +589,7 @@ impl<U: Users> FlashDevice<U> {
                 };
                 // A log that is walked takes nothing there, and of what is dirty nothing may be left that
                 // nobody finds: it would stay dirty for ever. Clean ones are looked at when they go.
-                let part_of_log = s.state == SegState::Closed && self.log.is_for_data(slot - base);
+                let part_of_log = s.state == SegState::Closed && is_for_data(half, data_blocks, slot - base);
                 if !part_of_log || dirty && !found {
                     return None;
                 }

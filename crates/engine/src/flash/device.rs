@@ -22,7 +22,7 @@ use crate::flash::rescue::Rescue;
 use crate::flash::twice::Losing;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
-use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
+use hearth_io::{BufSlice, IoDone, OpKind, Target};
 use hearth_policy::cleaning::{Cleaner, Heads, Order, Plan, most_of};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;

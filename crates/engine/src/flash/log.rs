@@ -555,10 +555,7 @@ impl<T: Token> Log<T> {
 
     /// May a slot of a segment, counted from its first, hold data?
     pub fn is_for_data(&self, slot: u32) -> bool {
-        match self.half {
-            0 => slot < self.data_blocks,
-            half => slot / half < 2 && slot % half < self.data_blocks,
-        }
+        is_for_data(self.half, self.data_blocks, slot)
     }
 
     /// Blocks (or records: a segment holds about as many of either) clients may still add,
@@ -699,6 +696,14 @@ impl<T: Token> Log<T> {
             items.push(item);
         }
         if items.is_empty() { None } else { Some(items) }
+    }
+}
+
+/// The same of a segment that takes so many blocks, or each of whose halves does.
+pub(crate) fn is_for_data(half: u32, data_blocks: u32, slot: u32) -> bool {
+    match half {
+        0 => slot < data_blocks,
+        half => slot / half < 2 && slot % half < data_blocks,
     }
 }
 
