@@ -257,6 +257,24 @@ impl Cleaner {
         Cleaner { dirty: 2, ..self }
     }
 
+    /// From now on a dirty block takes no more room than any other, and a segment takes so many blocks.
+    pub fn count_all_alike(&mut self, data: u32) {
+        let more = self.dirty - 1;
+        self.dirty = 1;
+        self.data = data.max(1);
+        self.by_live.iter_mut().for_each(BTreeSet::clear);
+        for seg in 0..self.segments.len() as u32 {
+            let s = &mut self.segments[seg as usize];
+            s.live -= s.dirty * more;
+            self.live -= u64::from(s.dirty * more);
+            let s = *s;
+            if s.closed {
+                let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
+                self.by_live[bucket].insert((rank, seg));
+            }
+        }
+    }
+
     fn blocks(&self, dirty: bool) -> u32 {
         if dirty { self.dirty } else { 1 }
     }
@@ -803,6 +821,13 @@ mod tests {
             cleaner.destaged(0);
         }
         assert_eq!((cleaner.live(), cleaner.counts(0)), (16, (2 * quarter, 0)));
+        // One half is lost: everything takes the same.
+        cleaner.count_all_alike(DATA / 2);
+        assert_eq!((cleaner.live(), cleaner.counts(0)), (16, (2 * quarter, 0)));
+        cleaner.open(1, 0);
+        cleaner.append(1, Why::Filled, true);
+        assert_eq!(cleaner.counts(1), (1, 1));
+        cleaner.free(1);
         for _ in 0..2 * quarter {
             cleaner.died(0, false);
         }

@@ -267,6 +267,7 @@ impl Engine {
         }
         // Not before it is durable which devices are lost.
         core.drop_all_gone();
+        core.flash.tighten();
         // Segment numbers never repeat: the superblock's generation is in their upper half.
         core.flash.log.next_segment_seq = core
             .flash

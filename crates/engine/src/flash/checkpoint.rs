@@ -589,7 +589,8 @@ impl<U: Users> FlashDevice<U> {
                 };
                 // A log that is walked takes nothing there, and of what is dirty nothing may be left that
                 // nobody finds: it would stay dirty for ever. Clean ones are looked at when they go.
-                let part_of_log = s.state == SegState::Closed && is_for_data(half, data_blocks, slot - base);
+                let part_of_log =
+                    s.state == SegState::Closed && is_for_data(half, data_blocks, slot - base);
                 if !part_of_log || dirty && !found {
                     return None;
                 }

@@ -250,6 +250,7 @@ impl<U: Users> FlashDevice<U> {
     /// What is appended together. Before anything is.
     pub fn set_heads(&mut self, heads: Heads) {
         self.log.heads_used = heads.count();
+        self.log.tight = self.is_single();
         let plan = Plan {
             heads,
             ..plan_of(&self.log)
@@ -437,8 +438,8 @@ impl<U: Users> FlashDevice<U> {
 fn cleaner_of<T: Token>(plan: Plan, log: &Log<T>) -> Cleaner {
     let room = log.segment_room() as u32;
     let cleaner = Cleaner::new(plan, log.segments.len() as u32, room);
-    match log.half {
-        0 => cleaner,
+    match log.copies_of_dirty() {
+        1 => cleaner,
         _ => cleaner.counting_dirty_twice(),
     }
 }

@@ -362,6 +362,8 @@ pub(crate) struct Log<T> {
     pub data_blocks: u32,
     /// Where clean blocks lie in one half: slots of the first half, behind which those of the second are. Else 0.
     pub half: u32,
+    /// With a device lost, something clean takes as much room as what is dirty.
+    pub tight: bool,
     pub summary_capacity: usize,
     /// What segments say of zeros.
     pub zeros: ZeroRecords,
@@ -404,6 +406,7 @@ impl<T> Default for Log<T> {
             segment_slots: 0,
             data_blocks: 0,
             half: 0,
+            tight: false,
             summary_capacity: 0,
             zeros: ZeroRecords::default(),
         }
@@ -545,7 +548,7 @@ impl<T: Token> Log<T> {
 
     /// How many blocks something dirty is.
     pub fn copies_of_dirty(&self) -> u64 {
-        if self.half > 0 { 2 } else { 1 }
+        if self.half > 0 && !self.tight { 2 } else { 1 }
     }
 
     /// Behind the last slot of a segment that may hold data, counted from its first.

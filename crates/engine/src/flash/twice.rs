@@ -56,10 +56,21 @@ impl<U: Users> FlashDevice<U> {
         }
     }
 
+    /// What is clean takes a block of the half that is left from now on, where it took half of one of each. Of three devices and more
+    /// that is not so of all segments, but as if it were: room that is counted and is not there would be cleaned for in circles.
+    pub fn tighten(&mut self) {
+        if self.log.half > 0 && !self.log.tight && self.is_single() {
+            self.log.tight = true;
+            self.cleaner.count_all_alike(self.log.data_blocks);
+            self.cleaner.set_room(self.log.blocks_kept());
+        }
+    }
+
     /// A device is lost. Says so in the superblocks of the others.
     pub fn device_lost(&mut self) {
         took(Path::DeviceLost);
         self.sb.lost = self.devices.spread().lost();
+        self.tighten();
         if self.faults.has(Fault::GoneEarly) {
             self.begin_dropping(self.sb.lost);
         }
