@@ -220,7 +220,11 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     if info.dirty_copies > 1 {
         let lost = info.devices.iter().any(|device| device.lost);
         let now = if lost { "2, and 1 now" } else { "2" };
-        line("copies", now.to_owned());
+        let now = match info.clean_copies {
+            1 => format!("{now} of what is dirty, 1 of what is clean"),
+            _ => now.to_owned(),
+        };
+        line("copies", now);
     }
     if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
         line("cached", human(cached));

@@ -128,7 +128,7 @@ fn lay_out(paths: &[PathBuf], sizes: &[u64], twice: bool) -> Result<(Layout, Vec
     let segment =
         Layout::segment_blocks_for(total).min(Layout::segment_blocks_for(least.saturating_mul(16)));
     let laid_out = match twice {
-        true => Layout::for_twice(sizes, segment),
+        true => Layout::for_twice(sizes, segment, true),
         false => Layout::for_devices(sizes, segment),
     };
     let (layout, extents) = laid_out.map_err(|(place, e)| {
