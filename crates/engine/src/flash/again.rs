@@ -4,7 +4,9 @@
 //! older copies lie elsewhere, or runs of zeros, or that something is clean. So its entries are read once
 //! more, and what still holds is logged again before it goes:
 //!
-//! - *void*: a block that is not cached, and of which a dead copy lies in another segment;
+//! - *void*: a block that is not cached, and of which a dead copy lies in another segment. What says that a block is clean says no
+//!   more than that, for whoever dropped the copy logged it; but where copies went with a lost device nobody did, and without
+//!   either the copy would be dirty again;
 //! - *zeros* of which the origin does not know yet, and *told*: zeros that an older record elsewhere
 //!   claims, and that the origin has had, or that were written since;
 //! - *clean*: a copy elsewhere was logged as dirty, and the origin has it. Where nothing dirty is left in the
@@ -61,6 +63,9 @@ pub(crate) struct Leaving<'a> {
     pub zeros: &'a ZeroRecords,
     pub segments: &'a [Segment],
     pub segment_blocks: u32,
+    /// Clean copies may have been dropped without a record, as their device is lost ([`crate::flash::gone`]). Then what says that
+    /// a copy is clean may be the last word on it.
+    pub unsaid_drops: bool,
     /// Blocks about which something is on its way to the log, by disk.
     pub queued: BTreeMap<u16, RunSet>,
 }
@@ -139,7 +144,7 @@ impl Leaving<'_> {
                     });
                 }
             }
-            if e.kind == Kind::CleanedRun {
+            if e.kind == Kind::CleanedRun && !self.unsaid_drops {
                 continue;
             }
             for block in self.dead.within(e.disk, start, end) {

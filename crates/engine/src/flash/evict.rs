@@ -641,6 +641,7 @@ impl<U: Users> FlashDevice<U> {
             zeros: &self.log.zeros,
             segments: &self.log.segments,
             segment_blocks: self.log.segment_slots,
+            unsaid_drops: self.may_be_gone(),
             queued: BTreeMap::new(),
         }
     }

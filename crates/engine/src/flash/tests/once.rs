@@ -159,3 +159,35 @@ fn below_its_floor_nothing_counts_that_stands_on_a_device_in_the_place_of_a_lost
         assert!(!d.is_behind(1), "that is on the first device");
     }
 }
+
+#[test]
+fn a_block_that_was_dirty_and_went_with_a_device_is_void_when_what_says_that_it_is_clean_goes() {
+    let cleaned = [Entry {
+        disk: 1,
+        kind: Kind::CleanedRun,
+        block: 20,
+        word: 4,
+        slot: 0,
+        flags: 0,
+    }];
+    for lost in [false, true] {
+        let mut d = once();
+        // Its copy, logged as dirty, lies in the first segment, and was dropped without a record.
+        d.dead.add(1, 22);
+        d.log.segments[0].state = SegState::Closed;
+        d.log.segments[1].seq = 1;
+        if lost {
+            d.sb.lost = 2;
+            d.note_gone();
+        }
+        let (said, _) = d
+            .leaving(1, &cleaned)
+            .holding(&Shelf::default(), Default::default());
+        let said: Vec<_> = said.iter().map(|s| (s.kind, s.block, s.count)).collect();
+        match lost {
+            // Whoever dropped it said so.
+            false => assert!(said.is_empty()),
+            true => assert_eq!(said, [(Kind::DropRun, 22, 1)]),
+        }
+    }
+}
