@@ -7,7 +7,7 @@ MINUTES ?= 10
 LAB_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help run build test sim kill9 guest-lab storage-vm-lab remote-lab ceph-lab docs-lab fuzz lab bench bench-vm deb dist package-lab health-lab
+.PHONY: help run build test sim kill9 guest-lab nfs-lab storage-vm-lab remote-lab ceph-lab docs-lab fuzz lab bench bench-vm deb dist package-lab health-lab
 
 help:
 	@echo "make run                 demo: a cached virtual disk, cold and warm, and how to attach it"
@@ -18,6 +18,7 @@ help:
 	@echo "make sim SEEDS=1000000   long deterministic simulation"
 	@echo "make kill9 CYCLES=300    long kill -9 loop under a verified write load"
 	@echo "make guest-lab ROUNDS=12 long tests with emulated guests: power cuts, restarts, resize"
+	@echo "make nfs-lab             fsx on a datastore through a guest's kernel while the daemon is killed (OPERATIONS, LAB_PROGRAMS, LAB_WORK)"
 	@echo "make storage-vm-lab      a datastore end to end, on two modelled hard disks, and its table; needs root (BENCH_ARGS)"
 	@echo "make remote-lab          tests with images over iSCSI, ssh, NFS and https; needs root"
 	@echo "make ceph-lab            tests with RBD images on a small Ceph cluster of its own; needs root"
@@ -60,6 +61,10 @@ kill9:
 guest-lab:
 	@scripts/setup.sh test
 	@GUEST_ROUNDS=$(ROUNDS) scripts/guest-lab.sh test
+
+nfs-lab:
+	@scripts/setup.sh test
+	@scripts/nfs-lab.sh
 
 storage-vm-lab:
 	@scripts/setup.sh bench

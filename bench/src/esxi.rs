@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Status};
 use hearth_rig::rng::Rng;
 use hearth_rig::wait;
 
@@ -144,7 +144,7 @@ impl Host {
         });
         host.every(RENEWAL, &at, move |client, counts, _| {
             let data = [7; 84];
-            if ask(client, &durable(&lock, 0, &data), counts)? {
+            if ask(client, &Args::durable(&lock, 0, &data), counts)? {
                 counts.renewals.fetch_add(1, Ordering::SeqCst);
             }
             Ok(())
@@ -217,14 +217,25 @@ impl Written {
     /// Looks whether it does; how many places were looked at.
     pub fn check(&self, file: &Path) -> Result<usize> {
         let opened = File::open(file).with_context(|| format!("open {}", file.display()))?;
-        let mut head = [0; HEAD];
+        let read = |offset| {
+            let mut head = vec![0; HEAD];
+            opened.read_exact_at(&mut head, offset)?;
+            Ok(head)
+        };
+        self.check_by(&file.display().to_string(), read)
+    }
+
+    /// The same by way of the server.
+    pub fn check_over(&self, client: &mut Client) -> Result<usize> {
+        self.check_by("the file", |offset| client.read_back(offset, HEAD as u32))
+    }
+
+    fn check_by(&self, name: &str, mut read: impl FnMut(u64) -> Result<Vec<u8>>) -> Result<usize> {
         for (place, number) in &self.0 {
             let offset = place * PLACE;
-            opened.read_exact_at(&mut head, offset)?;
             ensure!(
-                head[..] == pattern(offset, HEAD, *number),
-                "{} does not hold at {offset} what was answered last",
-                file.display()
+                read(offset)? == pattern(offset, HEAD, *number),
+                "{name} does not hold at {offset} what was answered last"
             );
         }
         Ok(self.0.len())
@@ -233,16 +244,6 @@ impl Written {
 
 fn longest(most: &AtomicU64, since: Instant) {
     most.fetch_max(since.elapsed().as_micros() as u64, Ordering::SeqCst);
-}
-
-fn durable<'a>(file: &'a [u8], offset: u64, data: &'a [u8]) -> Args<'a> {
-    Args::Write {
-        file,
-        offset,
-        count: data.len() as u32,
-        stable: Stability::File,
-        data,
-    }
 }
 
 /// Asks until there is an answer that says something. False if it is an error: a name that is gone, say, is one for the caller.
@@ -355,7 +356,7 @@ fn turn(
         let offset = write.place * PLACE;
         let data = pattern(offset, write.len, write.number);
         let file = client.handles().1.to_vec();
-        match client.begin(&durable(&file, offset, &data)) {
+        match client.begin(&Args::durable(&file, offset, &data)) {
             Ok(xid) => flying.insert(xid, write),
             Err(e) => {
                 waiting.push(write);

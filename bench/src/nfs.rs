@@ -131,6 +131,11 @@ impl Client {
 
     /// Reads from the file, and waits for it.
     pub fn read_now(&mut self, offset: u64, count: u32) -> Result<()> {
+        self.read_back(offset, count).map(drop)
+    }
+
+    /// The same, for what it holds there.
+    pub fn read_back(&mut self, offset: u64, count: u32) -> Result<Vec<u8>> {
         let results = self.one(v3::Procedure::Read, |client| {
             let file = client.file.as_slice();
             written(&Args::Read {
@@ -139,8 +144,12 @@ impl Client {
                 count,
             })
         })?;
-        ensure!(results.len() >= count as usize, "a short read");
-        Ok(())
+        let mut r = Reader::new(&results);
+        attributes(&mut r)?;
+        // How many, and whether the file ends there.
+        let (len, _) = (r.u32()?, r.bool()?);
+        ensure!(len == count, "a short read");
+        Ok(r.opaque(count)?.to_vec())
     }
 
     /// Lists the directory with the attributes of all that is in it; how many there are.

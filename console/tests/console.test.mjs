@@ -115,7 +115,8 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await rows.first().getByRole("link").focus();
     await page.keyboard.press("Enter");
     await page.getByRole("heading", { level: 1, name: /web-1/ }).waitFor();
-    assert.ok(await page.evaluate(() => document.activeElement?.id === "main"), "the new page has no focus");
+    // It is given after the page was drawn.
+    await until("the new page has the focus", () => page.evaluate(() => document.activeElement?.id === "main"));
     await page.context().close();
   });
 

@@ -132,7 +132,7 @@ def way(text, upgrade):
         pauses = "error_policy" in fragment
         if upgrade:
             confined()
-            upgraded("protocol='nbd'" in fragment or 'protocol="nbd"' in fragment)
+            upgraded("vhostuser" not in fragment)
         else:
             after(["systemctl", "kill", "-s", "KILL", "hearth"], pauses)
             after(["systemctl", "restart", "hearth"], pauses)

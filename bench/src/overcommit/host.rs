@@ -24,8 +24,8 @@ const GROUP: &str = "/sys/fs/cgroup/memory/hearth-overcommit";
 const LIMIT: Duration = Duration::from_secs(60);
 /// Longest that the kernel may take to bring guests below their limit.
 const SHRINK_LIMIT: Duration = Duration::from_secs(240);
-/// Bytes that can be swapped out.
-const SWAP: u64 = 4 << 30;
+/// Bytes that can be swapped out: more than the guests have, for what is read back keeps its place there for a while.
+const SWAP: u64 = 6 << 30;
 
 /// The directory of everything, held by one run at a time.
 #[derive(Debug)]

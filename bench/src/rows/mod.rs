@@ -3,6 +3,7 @@
 mod cold;
 mod drain;
 mod engine_cost;
+mod kept;
 mod lookup;
 mod many_files;
 mod mirror;
@@ -179,6 +180,11 @@ pub const ALL: &[Row] = &[
         id: "nfs-host",
         title: "A host like ESXi on a modelled hard disk: durable writes at depth 32, heartbeats, locks; with flash for all and with little",
         run: storage_vm::heartbeats,
+    },
+    Row {
+        id: "nfs-kept",
+        title: "A datastore's files kept on flash, on a modelled hard disk: a scratch file under a host like ESXi, a pinned one read for the first time",
+        run: kept::kept,
     },
     Row {
         id: "storage-vm-table",

@@ -20,7 +20,7 @@ use crate::peers;
 use crate::report::{Comparison, Outcome, Wanted};
 
 /// Largest file: it is written to both disks in full, and after each run again.
-const SIZE_MAX: u64 = 256 << 20;
+pub(super) const SIZE_MAX: u64 = 256 << 20;
 /// Longest that the second tree is waited for.
 const COPY_LIMIT: Duration = Duration::from_secs(1800);
 /// Least seconds of the host under load.
@@ -31,7 +31,7 @@ const LITTLE: u64 = 128 << 20;
 const BEAT_MS: f64 = 1000.0;
 
 /// What this host lacks, in words for a report.
-fn lacks() -> Option<Outcome> {
+pub(super) fn lacks() -> Option<Outcome> {
     let lacks = modelled::missing()?;
     let note = format!("Not measured: a modelled hard disk below a directory takes {lacks}.");
     Some(Outcome {
@@ -53,7 +53,7 @@ fn lasting_address() -> Result<SocketAddr> {
 }
 
 /// The datastore `name`, below each of these disks, with a file of `size` bytes; where it is served.
-fn serve(hearth: &Hearth, disks: &[&Tree], name: &str, size: u64) -> Result<SocketAddr> {
+pub(super) fn serve(hearth: &Hearth, disks: &[&Tree], name: &str, size: u64) -> Result<SocketAddr> {
     let dirs: Vec<PathBuf> = disks.iter().map(|disk| disk.root().join(name)).collect();
     for dir in &dirs {
         std::fs::create_dir_all(dir)?;
@@ -160,7 +160,7 @@ pub fn table(args: &Args) -> Result<Outcome> {
 }
 
 /// Puts down what a host was told in some seconds.
-fn put(outcome: &mut Outcome, when: &str, seconds: f64, told: &Told) {
+pub(super) fn put(outcome: &mut Outcome, when: &str, seconds: f64, told: &Told) {
     eprintln!("   {when}: {seconds:.1} s, {told:?}");
     let mut add = |what: &str, value: f64, unit: &str| {
         let what = format!("{when}: {what}");
@@ -181,7 +181,7 @@ fn works(host: &Host) -> Result<()> {
 }
 
 /// A host that writes for a while; what it was told.
-fn work_for(host: &Host, seconds: u64) -> Result<(f64, Told)> {
+pub(super) fn work_for(host: &Host, seconds: u64) -> Result<(f64, Told)> {
     let begun = Instant::now();
     for _ in 0..seconds {
         works(host)?;

@@ -12,6 +12,7 @@ use crate::origin::Origin;
 use crate::origin::order::Order;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskCounters, Latency};
+use hearth_io::BLOCK;
 use hearth_policy::Sequential;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -143,6 +144,26 @@ impl Disk {
     /// False if it lives on flash alone: nothing of it is ever read from an origin or written to one.
     pub fn has_origin(&self) -> bool {
         matches!(self.cfg.home, Home::Origin | Home::Moving)
+    }
+
+    /// The first run of blocks of a byte range of which `of` says the same something, as (offset, length, what it says);
+    /// or how far it says nothing. No more is looked at than may be under the lock.
+    pub fn first_run<T: PartialEq>(
+        &self,
+        offset: u64,
+        end: u64,
+        of: impl Fn(u64) -> Option<T>,
+    ) -> Result<(u64, u64, T), u64> {
+        const LOOK_MAX: u64 = 16_384;
+        let first = offset / BLOCK;
+        let last = end.min(self.cfg.size).div_ceil(BLOCK).min(first + LOOK_MAX);
+        let found = (first..last).find_map(|block| Some((block, of(block)?)));
+        let Some((from, what)) = found else {
+            return Err((last * BLOCK).max(offset + 1));
+        };
+        let ends = |block: &u64| of(*block).as_ref() != Some(&what);
+        let to = (from + 1..last).find(ends).unwrap_or(last);
+        Ok((from * BLOCK, (to - from) * BLOCK, what))
     }
 
     /// What flash has of it was put there under other rules than hold for `home`.

@@ -408,6 +408,9 @@ impl Members {
     ) -> Result<(), FormatError> {
         settle(media)?;
         if lead.next_stamp != 0 {
+            // Of the first two, one may know nothing of it yet. If the other had finished, and this were cut off too, that one
+            // would have an old stamp and no reason for it.
+            lead.store_naming(media)?;
             self.finish_twice(lead, media)?;
         }
         let next = lead.stamp.checked_add(1);

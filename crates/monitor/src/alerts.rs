@@ -5,6 +5,7 @@
 //! anything. The file is written before a message goes out and after. That a message went out is an event, kept in this
 //! service's own state directory: the daemon, of which it may tell that it is gone, has no part in it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -50,8 +51,10 @@ pub struct Alerting {
     host: String,
     verdict: Verdict,
     kept: Arc<Mutex<Kept>>,
-    /// What became of messages; there once it runs, and over restarts of the part.
+    /// What became of messages; there once it is prepared, and over restarts of the part.
     events: Arc<OnceLock<Events>>,
+    /// `kept` is what was stored, and what was asked for since.
+    prepared: Arc<AtomicBool>,
 }
 
 /// This host's name.
@@ -65,6 +68,17 @@ pub fn host_name() -> String {
 
 fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
     kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What it remembers.
+fn load(context: &Context) -> Result<Kept> {
+    let stored = context.state.load::<Kept>(FILE).map_err(|e| {
+        Error::unavailable(
+            format!("cannot read {}: {e}", context.state.path(FILE).display()),
+            "check its permissions",
+        )
+    })?;
+    Ok(stored.unwrap_or_default())
 }
 
 /// What an event is worth being told for, if it is: what lasts is told by health, and not twice.
@@ -157,6 +171,7 @@ impl Alerting {
             verdict,
             kept: Arc::default(),
             events: Arc::default(),
+            prepared: Arc::default(),
         }
     }
 
@@ -270,18 +285,27 @@ impl Part for Arc<Alerting> {
         "alerts"
     }
 
-    fn run(&self, context: &Context) -> Result<()> {
-        let stored = context.state.load::<Kept>(FILE).map_err(|e| {
-            Error::unavailable(
-                format!("cannot read {}: {e}", context.state.path(FILE).display()),
-                "check its permissions",
-            )
-        })?;
-        let mut stored = stored.unwrap_or_default();
+    fn prepare(&self, context: &Context) {
         (self.events).get_or_init(|| hearth_daemon::events::open(context.state.dir()));
-        stored.desk.ways_are(&self.config);
-        self.tell(stored.desk.outcomes());
-        *lock(&self.kept) = stored.clone();
+        if let Ok(stored) = load(context) {
+            *lock(&self.kept) = stored;
+            self.prepared.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn run(&self, context: &Context) -> Result<()> {
+        let mut stored = load(context)?;
+        let outcomes = {
+            let mut kept = lock(&self.kept);
+            // Whoever asked for a message since it was prepared is to get it. Started again after a panic, only
+            // what is stored is known to be whole.
+            if !self.prepared.swap(false, Ordering::Relaxed) {
+                *kept = stored.clone();
+            }
+            kept.desk.ways_are(&self.config);
+            kept.desk.outcomes()
+        };
+        self.tell(outcomes);
         let mut judged_at = 0;
         let mut failing = false;
         for turn in 0u64.. {
@@ -407,5 +431,33 @@ mod tests {
         assert_eq!(told("tree-lost", "warning"), None);
         assert_eq!(told("scrub-undecided", "error"), Some(Condition::Failed));
         assert_eq!(told("scrub-started", "info"), None);
+    }
+
+    /// Asked right after a start it told of nothing, and lost what somebody asked for.
+    #[test]
+    fn what_was_kept_is_there_before_the_first_question_and_what_is_asked_for_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut context = crate::part::tests::context(dir.path());
+        let config = AlertsConfig {
+            mail: serde_json::from_str(r#"{"to": ["a@example.org"]}"#).unwrap(),
+            ..AlertsConfig::default()
+        };
+        let start = |context: &Context| {
+            let alerting = Arc::new(Alerting::new(config.clone(), Verdict::default()));
+            let part: Arc<dyn Part> = Arc::new(alerting.clone());
+            drop(crate::part::Kept::new(part).routes(context));
+            alerting
+        };
+        let alerting = start(&context);
+        assert_eq!(alerting.info().waiting.len(), 0);
+        lock(&alerting.kept).desk.test(&config, now_ms(), "host1");
+        // It runs for one turn, and sends nothing.
+        context.stop.tell();
+        alerting.run(&context).unwrap();
+
+        context.stop = crate::stop::Stop::default();
+        let alerting = start(&context);
+        assert_eq!(alerting.info().waiting.len(), 1);
+        assert!(alerting.events.get().is_some());
     }
 }

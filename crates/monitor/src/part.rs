@@ -33,6 +33,10 @@ pub trait Part: Send + Sync + 'static {
     /// Does it, until the service [stops](Context::stop). Called again if it returns earlier, fails or panics.
     fn run(&self, context: &Context) -> Result<()>;
 
+    /// Reads what it answers questions from, before the first one is answered: what it remembers is not to look
+    /// lost to whoever asks right after a start. What cannot be read is [`run`](Part::run)'s to say.
+    fn prepare(&self, _context: &Context) {}
+
     /// Questions it answers on the service's socket. Handlers must not block: they look into memory, or
     /// hand over to `tokio::task::spawn_blocking`.
     fn routes(&self) -> Router {
@@ -97,8 +101,9 @@ impl Kept {
         self.part.name()
     }
 
-    /// Questions it answers.
-    pub(crate) fn routes(&self) -> Router {
+    /// Questions it answers, from now on.
+    pub(crate) fn routes(&self, context: &Context) -> Router {
+        self.part.prepare(context);
         self.part.routes()
     }
 

@@ -25,7 +25,7 @@ pub(crate) fn routes(parts: &[Kept], context: &Context) -> Router {
     };
     let mut router = Router::new().route("/v1/monitor", get(info));
     for part in parts {
-        router = router.merge(part.routes());
+        router = router.merge(part.routes(context));
     }
     router.fallback(|| async {
         let body = ErrorBody {

@@ -363,6 +363,19 @@ impl Machine {
         self.pump_until(&what, |m| m.ended.remove(&job.id))
     }
 
+    /// The same, for no longer than `limit`; nothing if it has not ended then.
+    pub fn wait_within(&mut self, job: &Job, limit: Duration) -> Result<Option<Answer>> {
+        let start = Instant::now();
+        loop {
+            let ended = self.ended.remove(&job.id);
+            if ended.is_some() || start.elapsed() >= limit {
+                return Ok(ended);
+            }
+            self.pump(Duration::from_secs(1))
+                .with_context(|| self.state())?;
+        }
+    }
+
     /// Waits for a command that must succeed; what it printed.
     pub fn wait_ok(&mut self, job: &Job) -> Result<String> {
         let answer = self.wait(job)?;

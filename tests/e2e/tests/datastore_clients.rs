@@ -3,6 +3,7 @@
 
 #[path = "../../../crates/nfs/tests/common/esxi.rs"]
 mod host;
+mod kernel_client;
 #[path = "../../../crates/nfs/tests/common/programs.rs"]
 mod programs;
 mod stored;
@@ -116,9 +117,7 @@ fn a_kernel_goes_on_while_the_daemon_is_killed() -> Result<()> {
     guest.run("modprobe virtio_net && modprobe nfsv3")?;
     guest.run("ip link set lo up; ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0")?;
     let port = address.port();
-    guest.run(&format!(
-        "mkdir -p /mnt && mount -i -t nfs -o vers=3,proto=tcp,mountproto=tcp,nolock,timeo=50,port={port},mountport={port},addr=10.0.2.2,mountaddr=10.0.2.2 10.0.2.2:/vms /mnt",
-    ))?;
+    kernel_client::mount(&mut guest, port, "/mnt", "")?;
     // fio checks what it reads against what it wrote; with and without the client's cache, and on a file that is no disk.
     let job = |name: &str, size: &str, more: &str| {
         format!(
@@ -139,10 +138,8 @@ fn a_kernel_goes_on_while_the_daemon_is_killed() -> Result<()> {
         // Some work has to be done between two kills, or nothing would be disturbed.
         let done = "$(cat /tmp/done 2>/dev/null || echo 0)";
         let before: u64 = guest.run(&format!("echo {done}"))?.trim().parse()?;
-        guest.run(&format!(
-            "while test \"{done}\" -lt {}; do usleep 20000; done",
-            before + 5
-        ))?;
+        let more = format!("test \"{done}\" -ge {}", before + 5);
+        kernel_client::wait_until(&mut guest, port, &more)?;
         lab.hearth.kill9()?;
         lab.hearth.start()?;
         for job in &jobs {

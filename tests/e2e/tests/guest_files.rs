@@ -5,6 +5,7 @@
 //! The programs ([`working`]) are this test, brought into the guest on a disk. `WORK_SEED`, `WORK_OPERATIONS` (on data) and `WORK_NAMES` (on
 //! names) choose others than the usual ones.
 
+mod kernel_client;
 mod stored;
 mod working;
 
@@ -12,8 +13,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use hearth_rig::clients::run_ok;
-use hearth_rig::daemon::path;
 use hearth_rig::machine::{Job, Machine, Plan};
 use hearth_rig::wait::until;
 use stored::{LIMIT, Lab, lasting_address};
@@ -117,39 +116,28 @@ struct Clients {
 
 impl Clients {
     fn new(lab: &Lab, port: u16) -> Result<Clients> {
-        // The programs come on a disk of their own, without what only debuggers read.
+        // The programs come on a disk of their own.
         let dir = lab.hearth.dir();
-        let (program, image) = (dir.join("program"), dir.join("program.img"));
-        fs::create_dir(&program)?;
-        let to = program.join("work");
-        let this = std::env::current_exe()?;
-        run_ok(
-            "strip",
-            &["--strip-debug", "-o", path(&to), path(&this)],
-            dir,
-        )?;
-        fs::File::create(&image)?.set_len(128 << 20)?;
-        run_ok(
-            "mke2fs",
-            &["-q", "-t", "ext4", "-d", path(&program), path(&image)],
-            dir,
-        )?;
+        let program = std::env::current_exe()?;
+        let image = kernel_client::brought(dir, std::slice::from_ref(&program))?;
+        let name = program.file_name().and_then(|name| name.to_str());
+        let name = name.context("a name")?;
         let plan = Plan::new(2).own_root()?.image(&image).network();
         let mut guest = Machine::boot(dir, "g", &plan)?;
         guest.run("modprobe virtio_net && modprobe nfsv3")?;
         guest.run("ip link set lo up; ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0")?;
         guest.run("mkdir -p /program && mount -o ro /dev/vdb /program")?;
+        // By this name it is looked for.
+        guest.run(&format!("ln -s /program/{name} /run/work"))?;
         for (at, options) in CLIENTS {
-            guest.run(&format!(
-                "mkdir -p {at} && mount -i -t nfs -o vers=3,proto=tcp,mountproto=tcp,nolock,timeo=50,port={port},mountport={port},addr=10.0.2.2,mountaddr=10.0.2.2{options} 10.0.2.2:/vms {at}",
-            ))?;
+            kernel_client::mount(&mut guest, port, at, options)?;
         }
         Ok(Clients { guest })
     }
 
     fn start(&mut self, what: &str, seed: u64, operations: u64, places: &str) -> Result<Job> {
         self.guest.start(&format!(
-            "{WORK}='{what} {seed} {operations} {places}' RUST_BACKTRACE=0 /program/work --exact work_for_another --nocapture"
+            "{WORK}='{what} {seed} {operations} {places}' RUST_BACKTRACE=0 /run/work --exact work_for_another --nocapture"
         ))
     }
 
@@ -236,11 +224,11 @@ fn names_are_what_two_clients_were_answered_while_the_daemon_is_killed() -> Resu
     for kill in 1..=kills {
         let goal = operations * kill / (kills + 1);
         let reached = |n| format!("test $(cat /tmp/done{n} 2>/dev/null || echo 0) -ge {goal}");
-        let waited = clients.guest.run(&format!(
-            "until {} && {}; do pidof work >/dev/null || exit 1; usleep 20000; done",
-            reached(0),
-            reached(1)
-        ));
+        let both = format!("{} && {}", reached(0), reached(1));
+        // Or one of them has ended before.
+        let more = format!("{{ {both}; }} || ! pidof work >/dev/null");
+        kernel_client::wait_until(&mut clients.guest, address.port(), &more)?;
+        let waited = clients.guest.run(&both);
         if let Err(e) = waited {
             for job in &jobs {
                 clients.told(job)?;

@@ -3,6 +3,9 @@
 //! The server runs in a process of its own (this very program, started again), so that it can be killed
 //! while the guest works. The guest's own root is local: only what the test looks at is on NFS.
 
+mod kernel_client;
+mod stored;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -15,6 +18,7 @@ use hearth_nfs::access::{Access, Rights};
 use hearth_nfs::local::Directory;
 use hearth_nfs::server::{Config, Server};
 use hearth_rig::machine::{Machine, Plan};
+use stored::lasting_address;
 
 /// Tells this program that it is to serve: directory, state and address.
 const SERVE: &str = "HEARTH_E2E_NFS_SERVE";
@@ -110,7 +114,8 @@ impl Lab {
             eprintln!("{test}: skipped: {error}");
             return Ok(None);
         }
-        let serving = Serving::start(place.path(), SocketAddr::from(([127, 0, 0, 1], 0)))?;
+        // Nobody else may come to have the port while no server has it.
+        let serving = Serving::start(place.path(), lasting_address()?)?;
         let mut guest = Machine::boot(place.path(), "g", &Plan::new(2).own_root()?.network())?;
         guest.run("modprobe virtio_net && modprobe nfsv3")?;
         guest.run("ip link set lo up; ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0")?;
@@ -123,11 +128,9 @@ impl Lab {
         Ok(Some(lab))
     }
 
-    fn mount(&mut self, at: &str, options: &str) -> Result<String> {
+    fn mount(&mut self, at: &str, options: &str) -> Result<()> {
         let port = self.serving.address.port();
-        self.guest.run(&format!(
-            "mkdir -p {at} && mount -i -t nfs -o vers=3,proto=tcp,mountproto=tcp,nolock,timeo=50,port={port},mountport={port},addr=10.0.2.2,mountaddr=10.0.2.2{options} 10.0.2.2:/vms {at}",
-        ))
+        kernel_client::mount(&mut self.guest, port, at, options)
     }
 
     fn dir(&self) -> PathBuf {
@@ -244,10 +247,12 @@ fn killed_under_load_the_guest_goes_on() -> Result<()> {
             .run("cat /tmp/done 2>/dev/null || echo 0")?
             .trim()
             .parse()?;
-        lab.guest.run(&format!(
-            "until test -e /tmp/ended || test \"$(cat /tmp/done 2>/dev/null || echo 0)\" -ge {}; do usleep 20000; done",
+        let more = format!(
+            "test -e /tmp/ended || test \"$(cat /tmp/done 2>/dev/null || echo 0)\" -ge {}",
             before + 10
-        ))?;
+        );
+        let port = lab.serving.address.port();
+        kernel_client::wait_until(&mut lab.guest, port, &more)?;
         ensure!(
             !lab.guest.has_ended(&names)?,
             "no names are made any more: {:?}",

@@ -168,10 +168,7 @@ impl Daemon {
         self.rooms.watch(id, &device);
         self.with_slot(name, |slot| {
             slot.before = Arc::downgrade(&before);
-            slot.device = Some(device.clone());
-            if let Some(export) = slot.export() {
-                drop(export.set_origin(device.clone()));
-            }
+            slot.set_device(device.clone());
             Ok(())
         })?;
         // From here on what is sent goes to the mirror.

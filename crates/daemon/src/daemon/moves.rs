@@ -279,10 +279,7 @@ impl Daemon {
             return Err(e);
         }
         self.with_slot(name, |slot| {
-            slot.device = Some(device.clone());
-            if let Some(export) = slot.export() {
-                drop(export.set_origin(device.clone()));
-            }
+            slot.set_device(device.clone());
             Ok(())
         })?;
         // Data threads use the new origin from here on.

@@ -324,10 +324,7 @@ impl Daemon {
         let old = self.targets.set(Target::Origin(id), Some(device.clone()));
         self.rooms.watch(id, &device);
         self.with_slot(name, |slot| {
-            slot.device = Some(device.clone());
-            if let Some(export) = slot.export() {
-                drop(export.set_origin(device.clone()));
-            }
+            slot.set_device(device.clone());
             Ok(())
         })?;
         if let Ok(spec) = origin::parse(&record.origin) {

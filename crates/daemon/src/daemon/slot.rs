@@ -138,6 +138,14 @@ impl Slot {
         self.device.as_ref()
     }
 
+    /// From here on that is its origin's device, also for who is served.
+    pub(super) fn set_device(&mut self, device: Arc<Device>) {
+        if let Some(export) = &self.export {
+            drop(export.set_origin(device.clone()));
+        }
+        self.device = Some(device);
+    }
+
     /// What protocols have of it, if it is served.
     pub(super) fn export(&self) -> Option<&Arc<DiskExport>> {
         self.export.as_ref()

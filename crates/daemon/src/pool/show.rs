@@ -1,6 +1,9 @@
 //! What of a pool lies on which of its flash devices.
+//!
+//! Whoever asks may hold the pool's lock, and one of the devices may hang. So nothing here asks a device anything, not even a
+//! file for its name.
 
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
 use hearth_engine::stats::DeviceStats;
 use hearth_io::BLOCK;
@@ -38,12 +41,14 @@ impl Pool {
     }
 }
 
+/// Links followed from a name to a drive; `/dev/disk/by-id` takes one or two.
+const LINKS_MAX: usize = 8;
+
 /// What the kernel says a drive is, or the drive of a partition.
 fn model(path: &Path) -> Option<String> {
-    let real = path.canonicalize().ok()?;
-    let name = real.strip_prefix("/dev").ok()?.file_name()?;
+    let name = drive(path, Path::new("/dev"))?;
     let block = Path::new("/sys/class/block")
-        .join(name)
+        .join(name.file_name()?)
         .canonicalize()
         .ok()?;
     let at = [Some(block.as_path()), block.parent()];
@@ -51,6 +56,35 @@ fn model(path: &Path) -> Option<String> {
     let told = told.filter_map(|at| std::fs::read_to_string(at.join("device/model")).ok());
     let mut models = told.map(|model| model.trim().to_owned());
     models.find(|model| !model.is_empty())
+}
+
+/// The name of a drive, of one of its names. Only below `dev` is anything looked at: what lies elsewhere may be a file on a mount
+/// that hangs, and whoever asks for its name waits as long as that does.
+fn drive(path: &Path, dev: &Path) -> Option<PathBuf> {
+    let mut at = plain(path);
+    for _ in 0..LINKS_MAX {
+        if !at.starts_with(dev) {
+            return None;
+        }
+        match std::fs::read_link(&at) {
+            Ok(target) => at = plain(&at.parent()?.join(target)),
+            Err(_) => return Some(at),
+        }
+    }
+    None
+}
+
+/// A path without `.` and `..`, by its text alone.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            other => plain.push(other),
+        }
+    }
+    plain
 }
 
 /// Adds which one is being emptied, and how far that is.
@@ -89,5 +123,32 @@ pub(crate) fn add_io(devices: &mut [PoolDevice], lies: &[DeviceStats]) {
             flush_us: f.flush_ns / 1000,
             errors: f.errors,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_drive_is_found_by_its_other_names_and_nothing_elsewhere_is_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let dev = dir.path().join("dev");
+        std::fs::create_dir_all(dev.join("disk/by-id")).unwrap();
+        std::fs::write(dev.join("sda1"), b"").unwrap();
+        let by_id = dev.join("disk/by-id/x");
+        symlink("../../sda1", &by_id).unwrap();
+        assert_eq!(drive(&by_id, &dev), Some(dev.join("sda1")));
+        assert_eq!(drive(&dev.join("./sda1"), &dev), Some(dev.join("sda1")));
+        // Behind these a mount may hang, and they are never followed, also where they would lead back.
+        let file = dir.path().join("flash");
+        symlink(dev.join("sda1"), &file).unwrap();
+        assert_eq!(drive(&file, &dev), None);
+        symlink(&file, dev.join("away")).unwrap();
+        assert_eq!(drive(&dev.join("away"), &dev), None);
+        assert_eq!(drive(&dev.join("../flash"), &dev), None);
+        symlink("loop", dev.join("loop")).unwrap();
+        assert_eq!(drive(&dev.join("loop"), &dev), None);
     }
 }

@@ -239,22 +239,14 @@ impl Engine {
     /// The first bytes in a range that flash does not have as the disk's own, as (offset, length, whether it has a copy of the origin); or
     /// how far there are none.
     pub fn unkept(&self, id: DiskId, offset: u64, end: u64) -> Result<(u64, u64, bool), u64> {
-        const LOOK_MAX: u64 = 16_384;
         let core = self.core();
         let Some(d) = core.disk(id) else {
             return Err(end);
         };
-        let first = offset / BLOCK;
-        let last = end.min(d.cfg.size).div_ceil(BLOCK).min(first + LOOK_MAX);
-        let is_kept = |block: u64| d.zero.contains(block) || d.dirty.contains(block);
-        let has_copy = |block: u64| core.cache.index.get(Key::new(id, block)).is_some();
-        let Some(from) = (first..last).find(|block| !is_kept(*block)) else {
-            return Err((last * BLOCK).max(offset + 1));
-        };
-        let copy = has_copy(from);
-        let ends = |block: &u64| is_kept(*block) || has_copy(*block) != copy;
-        let to = (from + 1..last).find(ends).unwrap_or(last);
-        Ok((from * BLOCK, (to - from) * BLOCK, copy))
+        d.first_run(offset, end, |block| {
+            let kept = d.zero.contains(block) || d.dirty.contains(block);
+            (!kept).then(|| core.cache.index.get(Key::new(id, block)).is_some())
+        })
     }
 
     /// How far behind the origin of an ordered disk may be before its writes wait; 0 is no limit.

@@ -280,22 +280,16 @@ impl Engine {
     /// The first blocks of a range that are not on flash, as (byte offset, length), or how far there are none. No more
     /// is looked at than may be under the lock.
     pub fn missing(&self, id: DiskId, offset: u64, end: u64) -> Result<(u64, u64), u64> {
-        const LOOK_MAX: u64 = 16_384;
         let core = self.core();
         let Some(d) = core.disk(id) else {
             return Err(end);
         };
-        let first = offset / BLOCK;
-        let last = end.min(d.cfg.size).div_ceil(BLOCK).min(first + LOOK_MAX);
-        let is_there = |block: &u64| {
-            d.zero.contains(*block) || core.cache.index.get(Key::new(id, *block)).is_some()
-        };
-        let from = (first..last).find(|block| !is_there(block));
-        let Some(from) = from else {
-            return Err((last * BLOCK).max(offset + 1));
-        };
-        let to = (from..last).find(is_there).unwrap_or(last);
-        Ok((from * BLOCK, (to - from) * BLOCK))
+        let (at, len, ()) = d.first_run(offset, end, |block| {
+            let there =
+                d.zero.contains(block) || core.cache.index.get(Key::new(id, block)).is_some();
+            (!there).then_some(())
+        })?;
+        Ok((at, len))
     }
 
     /// What the cache knows of a byte range: consecutive extents covering it.

@@ -4,14 +4,15 @@
 //! older copies lie elsewhere, or runs of zeros, or that something is clean. So its entries are read once
 //! more, and what still holds is logged again before it goes:
 //!
-//! - *void*: a block that is not cached, and of which a dead copy lies in another segment. What says that a block is clean says no
-//!   more than that, for whoever dropped the copy logged it; but where copies went with a lost device nobody did, and without
-//!   either the copy would be dirty again;
+//! - *void*: a block that is not cached, and of which a dead copy lies in another segment. Where the segment says of it
+//!   no more than that it is clean, whoever dropped the copy has logged that, with three exceptions: what lies below a
+//!   clean floor is dropped without a word, and so is what goes with a lost device, or with a segment whose turn has
+//!   begun. Without either record the copy would be dirty again, and go over what the origin was given since;
 //! - *zeros* of which the origin does not know yet, and *told*: zeros that an older record elsewhere
 //!   claims, and that the origin has had, or that were written since;
 //! - *clean*: a copy elsewhere was logged as dirty, and the origin has it. Where nothing dirty is left in the
 //!   segment it lies in, the map says so of all of that; or notes of one block each would fill whole segments,
-//!   and be moved around for ever;
+//!   and be moved around for ever. The same is said of segments that were emptied, and wait to be free;
 //! - *intents* that are open;
 //! - the *mark* of an ordered disk, if it is the newest.
 //!
@@ -21,8 +22,9 @@
 use crate::blocks::runset::RunSet;
 use crate::faults::{Fault, Faults};
 use crate::flash::dead::Dead;
-use crate::flash::log::{SegState, Segment, Slot, ZeroRecords};
+use crate::flash::log::{Segment, Slot, ZeroRecords};
 use hearth_format::{Entry, Kind};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Something that is to be in the log again.
@@ -63,9 +65,13 @@ pub(crate) struct Leaving<'a> {
     pub zeros: &'a ZeroRecords,
     pub segments: &'a [Segment],
     pub segment_blocks: u32,
-    /// Clean copies may have been dropped without a record, as their device is lost ([`crate::flash::gone`]). Then what says that
-    /// a copy is clean may be the last word on it.
+    /// Clean copies may have been dropped without a record, as a start drops those below a clean floor
+    /// ([`crate::flash::recover`]), or as their device is lost ([`crate::flash::gone`]). Then what says that a copy
+    /// is clean may be the last word on it.
     pub unsaid_drops: bool,
+    /// Others that were emptied and are not free yet, because there is no room for what they say again. What was
+    /// dropped with them was not recorded, either.
+    pub emptied: SmallVec<[u32; 4]>,
     /// Blocks about which something is on its way to the log, by disk.
     pub queued: BTreeMap<u16, RunSet>,
 }
@@ -144,14 +150,19 @@ impl Leaving<'_> {
                     });
                 }
             }
-            if e.kind == Kind::CleanedRun && !self.unsaid_drops {
+            let cleaned = e.kind == Kind::CleanedRun;
+            if cleaned && !self.unsaid_drops && self.emptied.is_empty() {
                 continue;
             }
             for block in self.dead.within(e.disk, start, end) {
                 let own = own.get(&(e.disk, block)).copied().unwrap_or(0);
                 let elsewhere = self.dead.count(e.disk, block).saturating_sub(own);
-                if elsewhere > 0 && !holds.is_cached(e.disk, block) {
-                    add(&mut void, e.disk, block, block + 1);
+                if elsewhere == 0 || holds.is_cached(e.disk, block) {
+                    continue;
+                }
+                match cleaned && !self.unsaid_drops {
+                    true => all_clean.extend(self.emptied.iter().copied()),
+                    false => add(&mut void, e.disk, block, block + 1),
                 }
             }
         }
@@ -181,8 +192,7 @@ impl Leaving<'_> {
 
     /// Is nothing dirty in a segment, and never will be again?
     fn is_all_clean(&self, seg: u32) -> bool {
-        let s = &self.segments[seg as usize];
-        s.state == SegState::Closed && s.dirty == 0 && s.held == 0
+        self.segments[seg as usize].is_all_clean()
     }
 
     fn is_queued(&self, disk: u16, start: u64, end: u64) -> bool {

@@ -21,7 +21,7 @@ use crate::faults::Fault;
 use crate::flash::again::{Holds, Leaving};
 use crate::flash::choose::{Choice, Way};
 use crate::flash::device::{FlashDevice, FlashOp, Token, Users, WRITE_PRICE};
-use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Slot};
+use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Segment, Slot};
 use crate::flash::survey::BLOCK_BYTES;
 use crate::paths::{Path, took};
 use hearth_format::{Entry, Kind};
@@ -641,9 +641,34 @@ impl<U: Users> FlashDevice<U> {
             zeros: &self.log.zeros,
             segments: &self.log.segments,
             segment_blocks: self.log.segment_slots,
-            unsaid_drops: self.may_be_gone(),
+            unsaid_drops: self.may_be_gone() || self.drops_unsaid(seg),
+            emptied: self.emptied_beside(seg),
             queued: BTreeMap::new(),
         }
+    }
+
+    /// May clean copies beside this segment have been dropped of which the log does not know, nor the map could say
+    /// that they are clean?
+    fn drops_unsaid(&self, seg: u32) -> bool {
+        let floor = self.sb.clean_floor;
+        let below =
+            |s: &Segment| s.seq < floor && matches!(s.state, SegState::Closed | SegState::Open);
+        let mut begun = self.begun_beside(seg);
+        floor != 0 && self.log.segments.iter().any(below)
+            || begun.any(|s| !self.log.segments[s as usize].is_all_clean())
+    }
+
+    /// Segments beside this one that are on their way out, and in which nothing is dirty any more.
+    fn emptied_beside(&self, seg: u32) -> SmallVec<[u32; 4]> {
+        let begun = self.begun_beside(seg);
+        begun
+            .filter(|s| self.log.segments[*s as usize].is_all_clean())
+            .collect()
+    }
+
+    fn begun_beside(&self, seg: u32) -> impl Iterator<Item = u32> {
+        let begun = self.evict.choice.begun.iter().copied();
+        begun.filter(move |s| *s != seg)
     }
 
     /// Records that a segment may say again: others shall not be without room for theirs.

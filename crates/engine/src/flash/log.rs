@@ -195,6 +195,13 @@ pub(crate) struct Segment {
     pub clean_from: Option<u64>,
 }
 
+impl Segment {
+    /// Is nothing dirty in it, and never will be again?
+    pub fn is_all_clean(&self) -> bool {
+        self.state == SegState::Closed && self.dirty == 0 && self.held == 0
+    }
+}
+
 /// Runs of zeros that segments say: disk, first block, and the first behind it. As long as the segment is
 /// there, they come back in a crash, unless something later says otherwise.
 #[derive(Debug, Default)]

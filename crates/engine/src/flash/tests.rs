@@ -721,6 +721,37 @@ fn a_segment_that_says_too_much_again_is_put_off() {
     assert!(d.say_again(seg, &shelf, 0).is_none(), "it is read again");
 }
 
+/// What was dropped with it nobody recorded, and its copy says that it is dirty: a start after a crash would
+/// destage it over what its disk was given since.
+#[test]
+fn what_says_that_a_block_is_clean_outlives_the_copy_in_a_segment_that_waits() {
+    let (mut d, mut shelf) = short_of_room(0);
+    let (seg, _) = d.next_victim(0).expect("room is short");
+    let dropped = (seg * SEGMENT_BLOCKS + 1..)
+        .find_map(|slot| shelf.slots.get(&slot).map(|(block, _)| *block))
+        .expect("something lies there");
+    d.sift(seg, &mut shelf, 0);
+    entries(&mut d);
+    assert_eq!(d.judge(seg, &shelf, 0), Verdict::Goes);
+    d.sift(seg, &mut shelf, 0);
+    assert!(d.is_victim_empty(seg) && d.is_begun(seg));
+    assert_eq!(d.dead.count(1, dropped), 1, "its copy is dead");
+    d.put_off(seg, 1000, 0);
+    let next = d.next_victim(0).expect("room is short").0;
+    assert_ne!(next, seg);
+    d.set_entries(next, vec![said(Kind::CleanedRun, dropped, 1)]);
+    d.say_again(next, &shelf, 0).expect("nothing holds it");
+    assert!(d.log.queue.is_empty(), "the map says it of all at once");
+    assert!(d.log.segments[seg as usize].clean_from.is_some());
+    // Where something is left in it that is dirty, the map cannot.
+    d.log.segments[seg as usize].clean_from = None;
+    d.log.segments[seg as usize].dirty = 1;
+    d.say_again(next, &shelf, 0).expect("nothing holds it");
+    let queued = d.log.queue.iter().map(|i| (i.kind, i.block));
+    assert_eq!(queued.collect::<Vec<_>>(), [(Kind::DropRun, dropped)]);
+    assert!(d.log.segments[seg as usize].clean_from.is_none());
+}
+
 /// Nothing lives in them, but what they say would fill as many others.
 #[test]
 fn segments_that_would_only_be_written_again_stay_and_the_oldest_goes() {

@@ -366,19 +366,35 @@ fn two_devices_that_were_each_served_alone_are_not_put_together() {
 fn a_crash_anywhere_in_an_opening_leaves_a_pool() {
     for writes in 0..40 {
         let (_, mut media) = mirrored();
-        let found = loaded(&mut media);
-        let together = judge_twice(&found).unwrap();
-        let (mut members, mut lead) = (together.members(&found), together.lead);
-        let budget = std::sync::atomic::AtomicI64::new(writes);
-        let cut = media.iter_mut().map(|m| Cut(m, &budget));
-        let mut joined = Joined::new(lead.spread(), cut.collect());
-        drop(members.stamp_twice(&mut lead, &mut joined));
-        drop(joined);
+        cut_off(&mut media, writes);
         let judged = judge_twice(&loaded(&mut media)).unwrap();
         assert_eq!(
             (judged.lead.lost, judged.older.len()),
             (0, 0),
             "after {writes}"
         );
+        // The next one is cut off as well.
+        for more in 0..40 {
+            let (_, mut media) = mirrored();
+            cut_off(&mut media, writes);
+            cut_off(&mut media, more);
+            let judged = judge_twice(&loaded(&mut media)).unwrap();
+            assert_eq!(
+                (judged.lead.lost, judged.older.len()),
+                (0, 0),
+                "after {writes} and {more}"
+            );
+        }
     }
+}
+
+/// An opening that is cut off after so many writes and flushes.
+fn cut_off(media: &mut [Sparse], steps: i64) {
+    let found = loaded(media);
+    let together = judge_twice(&found).unwrap();
+    let (mut members, mut lead) = (together.members(&found), together.lead);
+    let budget = std::sync::atomic::AtomicI64::new(steps);
+    let cut = media.iter_mut().map(|m| Cut(m, &budget));
+    let mut joined = Joined::new(lead.spread(), cut.collect());
+    drop(members.stamp_twice(&mut lead, &mut joined));
 }

@@ -1,6 +1,7 @@
 //! What a start finds: logs and checkpoints that a device has written, read by another.
 
-use super::{Device, Mark, SEGMENT_BLOCKS, device, device_of, layout, written};
+use super::{Device, Mark, SEGMENT_BLOCKS, Shelf, device, device_of, layout, written};
+use crate::faults::Faults;
 use crate::flash::checkpoint::{Kept, Lies, Part, Restore, Zeros};
 use crate::flash::device::FlashOp;
 use crate::flash::log::{Gone, Item, SegState, Slot};
@@ -377,6 +378,50 @@ fn below_a_clean_floor_only_dirty_copies_count() {
     d.recover(&mut media, &mut known, &HOW).unwrap();
     assert_eq!(contents(&known), [(1, crc(1), true), (3, crc(3), false)]);
     assert_eq!(d.log.segments.iter().map(|s| s.live).sum::<u32>(), 2);
+}
+
+/// Its copy would be dirty again at the start after that, and be destaged over what its disk was given since.
+#[test]
+fn a_clean_copy_dropped_below_a_clean_floor_is_void_when_what_says_that_it_is_clean_goes() {
+    let cleaned = Entry {
+        disk: 1,
+        kind: Kind::CleanedRun,
+        block: 1,
+        word: 1,
+        slot: 0,
+        flags: 0,
+    };
+    for floored in [false, true] {
+        let (mut d, mut media) = (device(), media());
+        put(&mut d, Kind::Dirty, 1, 1);
+        sync(&mut d, &mut media);
+        d.roll();
+        say(&mut d, Kind::CleanedRun, 1, 1);
+        sync(&mut d, &mut media);
+        d.roll();
+        let floor = d.log.next_segment_seq;
+        put(&mut d, Kind::Clean, 9, 9);
+        sync(&mut d, &mut media);
+        let mut d = device_of(layout());
+        d.sb.clean_floor = if floored { floor } else { 0 };
+        let mut known = Known::default();
+        d.recover(&mut media, &mut known, &HOW).unwrap();
+        let there = contents(&known).iter().any(|(block, ..)| *block == 1);
+        assert_eq!(there, !floored, "{known:?}");
+        let mut shelf = Shelf::default();
+        if there {
+            shelf.slots.insert(known.blocks[&1].0, (1, false));
+        }
+        // The second segment goes; the copy in the first says that it is dirty.
+        let (said, _) = d.leaving(1, &[cleaned]).holding(&shelf, Faults::default());
+        let said: Vec<_> = said.iter().map(|s| (s.kind, s.block, s.count)).collect();
+        // Of what is cached, the map says that all there is clean.
+        let expected: &[_] = match floored {
+            true => &[(Kind::DropRun, 1, 1)],
+            false => &[],
+        };
+        assert_eq!(said, expected);
+    }
 }
 
 #[test]

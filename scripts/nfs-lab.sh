@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What others wrote to try file systems with, on a datastore of the daemon, through the NFS client of a guest's kernel, while the daemon
+# is killed beneath it again and again (guest_exercised): on one directory, then on two.
+#
+#   scripts/nfs-lab.sh
+#   LAB_PROGRAMS=~/fsx:~/fsstress LAB_WORK=$'fsx -N 9000 -HzCIJB0E a.img\nfsstress -c -d . -n 2000 -p 3' scripts/nfs-lab.sh
+#
+# fsx is the one of the crate `fsx`, which cargo fetches and builds below the target directory; it is no part of Hearth. Other programs are
+# given by LAB_PROGRAMS (files, separated by colons, that run in a Debian guest) and LAB_WORK (a shell command a line). OPERATIONS says how long
+# fsx works, LAB_ANSWERS how many answers a client has between two kills. HEARTH_BIN names a binary to try instead of a new release build.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+FSX_VERSION=0.3.2
+
+release_for_tests
+if [[ -z ${LAB_PROGRAMS:-} ]]; then
+    place=$(target_dir)/nfs-lab
+    cargo install --quiet --locked --root "$place" --version "$FSX_VERSION" fsx
+    LAB_PROGRAMS=$place/bin/fsx
+    # Two files that are disks of the cache, a large one and one as small as fsx usually has, and one that is none.
+    tuned='[weights]\nclose_open = 2\ninvalidate = 2\ntruncate = 4\nfsync = 1\nfdatasync = 1\n'
+    n=${OPERATIONS:-8000}
+    LAB_WORK=$(
+        cat <<END
+printf 'flen = 6000000\n[opsize]\nmax = 200000\n$tuned' >/tmp/large.toml; fsx -N $((n / 2)) -S 1 -f /tmp/large.toml large.img
+printf '$tuned' >/tmp/usual.toml; fsx -N $n -S 2 -f /tmp/usual.toml usual.img
+printf '$tuned' >/tmp/small.toml; fsx -N $n -S 3 -f /tmp/small.toml small.log
+END
+    )
+fi
+export LAB_PROGRAMS LAB_WORK
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+cargo test --locked -p hearth-e2e --test guest_exercised -- --nocapture --test-threads=1 2>&1 | tee "$said"
+# A test that finds that it cannot be made says so, and passes.
+if grep -E '(: skipped: |SKIPPED )' "$said"; then die "a test was skipped, see above"; fi
