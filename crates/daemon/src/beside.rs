@@ -527,3 +527,26 @@ pub(crate) fn gone(flash: &Path) -> Option<String> {
         Err(_) | Ok(_) => None,
     }
 }
+
+/// Why there is no pool on the only device of one although its superblock is there: a daemon that served it has written that again
+/// after somebody had erased the device below it, but not what it did not change.
+pub(crate) fn erased(flash: &Path, given: &[PathBuf]) -> Option<String> {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    let mut media = std::sync::Arc::new(Device::new(BlockFile::open(flash, mode).ok()?));
+    let superblock = Superblock::load(&mut media).ok()?;
+    // Of several devices only some have the tables.
+    if given.len() > 1 || !superblock.devices.is_empty() {
+        return None;
+    }
+    let error = Places::load(&mut media, &superblock.layout, superblock.pool).err()?;
+    crate::pool::is_erased(&error).then(|| {
+        format!(
+            "{} was erased or written over: {}",
+            flash.display(),
+            error.fault()
+        )
+    })
+}

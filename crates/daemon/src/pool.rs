@@ -94,6 +94,34 @@ pub fn format_error(path: &Path, error: &FormatError) -> Error {
     Error::of(kind, error.fault().within(path.display()))
 }
 
+/// Does that say that tables are not there, or are not what was written?
+pub(crate) fn is_erased(error: &FormatError) -> bool {
+    use FormatError::{Damaged, NotAPool, NotFound, Wrong};
+    matches!(
+        error,
+        NotAPool | NotFound { .. } | Damaged { .. } | Wrong { .. }
+    )
+}
+
+/// Why the tables of a pool whose superblock is there cannot be used.
+fn tables_error(path: &Path, error: &FormatError) -> Error {
+    match error {
+        FormatError::NotFound { .. } => Error::refused(
+            format!(
+                "{}: the pool's registry is not there any more: something has erased the device, or a part of it",
+                path.display()
+            ),
+            format!(
+                "look what of its data can be saved with `hearth rescue {0}`; then make a new pool there with `hearth pool create \
+                 --flash {0} --force`, and add the disks again. (With the state directory in which it was served, `hearth serve` \
+                 starts, and serves the disks that are whole in their origins.)",
+                path.display()
+            ),
+        ),
+        e => format_error(path, e),
+    }
+}
+
 impl Pool {
     /// Opens a pool for this process alone.
     pub fn open(path: &Path) -> Result<Pool> {
@@ -211,7 +239,7 @@ impl Pool {
         }
         let mut tables = tables(&flash, &media, false);
         let (registry, places) = Places::load(&mut *tables, &superblock.layout, superblock.pool)
-            .map_err(|e| format_error(path, &e))?;
+            .map_err(|e| tables_error(path, &e))?;
         Ok(Pool {
             // What only one place has is stored again before anything else rests on it.
             unsettled: !places.is_sound(),
@@ -279,6 +307,17 @@ impl Pool {
     /// The flash device, of several the first: it carries the registry.
     pub fn media(&self) -> &Arc<Device> {
         &self.media
+    }
+
+    /// Is that there by which a start knows its disks? Somebody may have erased the flash, or written over it, below a pool that
+    /// is served. A device that does not answer says nothing of that, and a flush is not waited for without a limit, as a read is.
+    pub(crate) fn has_tables(&self) -> bool {
+        if Device::flush(&self.media).is_err() {
+            return true;
+        }
+        let mut tables = tables(&self.flash, &self.media, false);
+        let loaded = Places::load(&mut *tables, &self.superblock.layout, self.superblock.pool);
+        loaded.err().is_none_or(|e| !is_erased(&e))
     }
 
     /// Where it is.

@@ -1,5 +1,6 @@
 //! Origins: bringing them what is dirty, what of it is durable, and what keeps one from taking it.
 
+pub(crate) mod behind;
 pub(crate) mod intents;
 pub(crate) mod job;
 pub(crate) mod order;

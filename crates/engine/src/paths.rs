@@ -101,6 +101,7 @@ paths! {
     EpochDestaged: "an origin has an epoch of an ordered disk",
     VersionDestaged: "an origin is given a version of a block that is not the newest",
     OrderLate: "writes wait because an origin is too far behind",
+    OrderLetIn: "something is written although an origin is too far behind",
     OrderWaits: "writes wait because an ordered disk holds too many segments",
     ZerosAsData: "zeros of an ordered disk are written as data",
     ZerosInOrder: "zeros of an ordered disk wait until its origin has what came before",

@@ -14,10 +14,12 @@ use crate::op::{Class, IoError, IoOp, OpKind, Target};
 use crate::patience::{Errand, Patience};
 use crate::remote::Remote;
 use crate::spec::Drive;
+use crate::watch;
 use smallvec::{SmallVec, smallvec};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -363,7 +365,14 @@ impl Device {
     /// Fills `data` from `offset`; an error if that reaches past the end. Blocks.
     pub fn read_at(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let remote = match &self.backing {
-            Backing::File(file) => return self.answering(file)?.read_at(offset, data),
+            Backing::File(file) => {
+                self.answering(file)?;
+                if !self.patience.is_limited() {
+                    let _noted = watch::begin(data.len(), || self.name());
+                    return file.read_at(offset, data);
+                }
+                return self.read_in_time(file, offset, data);
+            }
             Backing::Remote(remote) => remote,
         };
         let align = u64::from(remote.align());
@@ -397,6 +406,7 @@ impl Device {
             Backing::File(file) => {
                 self.answering(file)?;
                 if !self.patience.is_limited() {
+                    let _noted = watch::begin(data.len(), || self.name());
                     return file.write_at(offset, data);
                 }
                 let data = data.to_vec();
@@ -423,12 +433,30 @@ impl Device {
                 self.answering(file)?;
                 match self.patience.is_limited() {
                     true => self.in_time(file, 0, BlockFile::flush),
-                    false => file.flush(),
+                    false => {
+                        let _noted = watch::begin(0, || self.name());
+                        file.flush()
+                    }
                 }
             }
             Backing::Remote(remote) if remote.is_read_only() => Ok(()),
             Backing::Remote(remote) => call(remote, OpKind::Flush, 0, 0, SmallVec::new()).map(drop),
         }
+    }
+
+    fn read_in_time(&self, file: &Arc<BlockFile>, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let len = data.len();
+        // The thread may have it long after whoever asked has gone.
+        let (told, got) = channel();
+        self.in_time(file, len as u64, move |file| {
+            let mut window = Buf::zeroed(len).slice(0, len);
+            file.read_at(offset, window.bytes_mut())?;
+            let _ = told.send(window);
+            Ok(())
+        })?;
+        let window = got.recv().map_err(io::Error::other)?;
+        data.copy_from_slice(window.bytes());
+        Ok(())
     }
 
     /// Has a thread do it, which alone waits for a device that does not answer: whoever called may hold a lock.

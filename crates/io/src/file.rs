@@ -303,6 +303,7 @@ impl BlockFile {
 
     fn open_now(path: &Path, mode: OpenMode, aside: &[Range<u64>]) -> Result<BlockFile, OpenError> {
         let path = path.to_path_buf();
+        let _noted = crate::watch::begin(0, || path.display().to_string());
         let fail = |source: io::Error| match source.raw_os_error() {
             Some(libc::EBUSY) => OpenError::InUse(Box::new(InUse::new(&path))),
             _ => OpenError::Open {

@@ -32,6 +32,7 @@ mod threads;
 mod uring;
 pub mod user;
 pub mod wake;
+pub mod watch;
 
 pub use buf::{Buf, BufPool, BufSlice};
 pub use claim::{Claim, InUse, loops_over};

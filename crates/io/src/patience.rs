@@ -80,12 +80,15 @@ impl Patience {
     /// Is an operation of so many bytes that was begun then to be answered for?
     pub(crate) fn is_over(&self, begun_ns: u64, len: u64, now_ns: u64) -> bool {
         let limit = self.limit_ns.load(Ordering::Relaxed);
-        let longer = len / SLOWEST_PER_S * 1_000_000_000;
         let silent_ns = now_ns.saturating_sub(self.ended_ns.load(Ordering::Relaxed));
-        limit > 0
-            && now_ns.saturating_sub(begun_ns) > limit.saturating_add(longer)
-            && silent_ns > limit
+        is_late(limit, now_ns.saturating_sub(begun_ns), len) && silent_ns > limit
     }
+}
+
+/// Has an operation of so many bytes taken longer than a device is waited for?
+pub(crate) fn is_late(limit_ns: u64, took_ns: u64, len: u64) -> bool {
+    let longer = len / SLOWEST_PER_S * 1_000_000_000;
+    limit_ns > 0 && took_ns > limit_ns.saturating_add(longer)
 }
 
 /// The answer for an operation that goes on.
@@ -274,6 +277,22 @@ mod tests {
         assert_eq!(device.admit(&op()), Ok(()));
         let (number, _) = lending.lend(&op(), &device);
         assert!(!lending.is_told(number, 2_000), "it ended in time");
+    }
+
+    #[test]
+    fn what_is_read_within_a_limit_is_what_was_written_or_an_error() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(8192).expect("it grows");
+        let file = BlockFile::open(file.path(), OpenMode::default()).expect("it opens");
+        let device = Device::new(file);
+        device.set_patience(std::time::Duration::from_secs(60));
+        device.write_at(4096, &[7; 4096]).expect("it is written");
+        let mut data = [1; 8192];
+        device.read_at(0, &mut data).expect("it is read");
+        assert!(data[..4096] == [0; 4096] && data[4096..] == [7; 4096]);
+        let past = device.read_at(4096, &mut data).expect_err("past its end");
+        assert_eq!(past.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(!device.owes());
     }
 
     #[test]

@@ -107,6 +107,63 @@ fn what_only_the_flash_had_is_missed_and_not_made_up() -> Result<()> {
     Ok(())
 }
 
+/// A stop says what is lost, and does not call itself clean. The next start serves what is whole in its origin and refuses the rest
+/// by name; with what the stop has told the cache is there again.
+#[test]
+fn a_stop_tells_of_it_and_what_is_whole_is_served_afterwards() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let origins = ["o.raw", "w.raw"].map(|name| hearth.origin(name, 16 * MIB));
+    let [dirty, whole] = origins;
+    let (dirty, whole) = (dirty?, whole?);
+    hearth.add("d", &format!("fault=eio-write:{}", path(&dirty)), &[])?;
+    hearth.add("w", path(&whole), &["--mode", "write-through"])?;
+    for disk in ["d", "w"] {
+        let mut client = hearth.connect(disk)?;
+        client.write(MIB, &[0xAB; 65536])?;
+        client.flush()?;
+    }
+    trim(hearth.flash())?;
+    ensure!(hearth.stop().is_err(), "it calls this an end in order");
+    let says = hearth.log();
+    ensure!(
+        says.contains("was erased or written over while it was served")
+            && says.contains("64 KiB of disk d")
+            && !says.contains("of disk w")
+            && says.contains("adopt-flash"),
+        "{says}"
+    );
+    hearth.start().with_context(|| hearth.log())?;
+    let served = |hearth: &Hearth| -> Result<()> {
+        let mut client = wait::until("the whole disk is served", LIMIT, || {
+            hearth.connect("w").ok()
+        })?;
+        ensure!(client.read(MIB, 65536)? == [0xAB; 65536]);
+        Ok(())
+    };
+    served(&hearth).with_context(|| hearth.log())?;
+    ensure!(shown(&hearth)?["state"] == "refused", "{}", hearth.log());
+    ensure!(hearth.connect("d").is_err());
+    let _ = hearth.stop();
+    let flash = hearth.flash().to_owned();
+    let state = hearth.dir().join("state");
+    hearth.ok(&[
+        "pool",
+        "adopt-flash",
+        "--flash",
+        path(&flash),
+        "--force",
+        "--state-dir",
+        path(&state),
+    ])?;
+    hearth.start().with_context(|| hearth.log())?;
+    served(&hearth)?;
+    hearth.ok(&["disk", "set", "d", "--trust", "origin"])?;
+    let mut client = connect(&hearth)?;
+    ensure!(client.read(MIB, 65536)? == std::fs::read(&dirty)?[1 << 20..][..65536]);
+    drop(client);
+    hearth.stop().map(drop)
+}
+
 /// Either of two devices that hold everything, under a client, several times; and it is so after a kill as well.
 #[test]
 fn with_two_copies_nobody_notices() -> Result<()> {

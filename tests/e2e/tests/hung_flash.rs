@@ -28,11 +28,11 @@ fn soon(hearth: &Hearth, args: &[&str]) -> Result<String> {
     hearth_rig::daemon::ok(out)
 }
 
-#[test]
-fn whoever_asks_is_answered() -> Result<()> {
+/// With its pool on a file that can hang; nothing if that cannot be here.
+fn over_mount() -> Result<Option<(Hearth, Mounted)>> {
     if let Some(missing) = mounted::missing() {
         println!("SKIPPED hung flash: no {missing}");
-        return Ok(());
+        return Ok(None);
     }
     let mut hearth = Hearth::bare()?;
     let under = hearth.dir().join("under.img");
@@ -41,6 +41,79 @@ fn whoever_asks_is_answered() -> Result<()> {
     hearth.ok(&["pool", "create", "--flash", mount.path()])?;
     hearth.set_flash(mount.path().into());
     hearth.serve_args = ["--flash-timeout", "2"].map(str::to_owned).to_vec();
+    Ok(Some((hearth, mount)))
+}
+
+/// Waits until the daemon has said this.
+fn said(hearth: &Hearth, words: &str) -> Result<()> {
+    wait::until(words, LIMIT, || hearth.log().contains(words).then_some(()))
+        .with_context(|| hearth.log())
+}
+
+/// By its name, or while it is read: a start ends either way.
+#[test]
+fn a_start_says_which_device_does_not_answer() -> Result<()> {
+    let Some((mut hearth, mut mount)) = over_mount()? else {
+        return Ok(());
+    };
+    hearth.start()?;
+    hearth.stop()?;
+    for named in [false, true] {
+        let before = hearth.log().len();
+        let hang = |mount: &mut Mounted, on: bool| match named {
+            true => mount.hang(on),
+            // The kernel still tells its name.
+            false => {
+                let signal = if on { libc::SIGSTOP } else { libc::SIGCONT };
+                mount.server().signal(signal)
+            }
+        };
+        hang(&mut mount, true)?;
+        hearth.spawn()?;
+        let says = wait::until("it is said", LIMIT, || {
+            let says = hearth.log().split_off(before);
+            let device = format!("{} has not answered for 2 s", mount.path());
+            says.contains(&device).then_some(says)
+        });
+        hang(&mut mount, false)?;
+        let says = says.with_context(|| hearth.log())?;
+        ensure!(says.contains("--flash-timeout"), "no remedy: {says}");
+        ensure!(!hearth.ended()?.success());
+    }
+    hearth.start()?;
+    hearth.stop().map(drop)
+}
+
+/// Nobody has asked it anything before that, so nobody knows.
+#[test]
+fn a_stop_does_not_wait_for_it() -> Result<()> {
+    let Some((mut hearth, mount)) = over_mount()? else {
+        return Ok(());
+    };
+    hearth.start()?;
+    let origin = hearth.dir().join("o.raw");
+    File::create(&origin)?.set_len(16 << 20)?;
+    hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+    mount.hang(true)?;
+    let pid = hearth.pid().context("it runs")?;
+    // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
+    unsafe { libc::kill(pid as i32, libc::SIGTERM) };
+    let ends = said(&hearth, "cannot close the pool cleanly");
+    mount.hang(false)?;
+    ends?;
+    ensure!(!hearth.ended()?.success());
+    hearth.start()?;
+    let mut client = hearth.connect("d")?;
+    ensure!(client.read(0, BLOCK as u32)? == [0; BLOCK]);
+    drop(client);
+    hearth.stop().map(drop)
+}
+
+#[test]
+fn whoever_asks_is_answered() -> Result<()> {
+    let Some((mut hearth, mount)) = over_mount()? else {
+        return Ok(());
+    };
     hearth.start()?;
     let origin = hearth.dir().join("o.raw");
     File::create(&origin)?.set_len(16 << 20)?;

@@ -122,3 +122,36 @@ fn writes_wait_for_an_origin_that_is_too_far_behind_and_it_is_told() -> Result<(
     hearth.stop()?;
     Ok(())
 }
+
+/// An origin that is only slow: a guest that flushes each write is slowed down to about its rate, from the first second on, and
+/// never stands still until the origin has a backlog of what flash took meanwhile.
+#[test]
+fn an_origin_that_is_slow_slows_its_guest_down_and_does_not_stop_it() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let file = hearth.dir().join("o.raw");
+    File::create(&file)?.set_len(BLOCKS * BLOCK as u64)?;
+    let ordered = ["--mode", "write-back-ordered", "--max-age", "1s"];
+    hearth.add(
+        "d",
+        &format!("model-latency=60ms:{}", path(&file)),
+        &ordered,
+    )?;
+    let guest = Guest::of(&hearth, 1)?;
+    // Far more than may wait while nothing is known of the origin.
+    wait::until("the guest goes on at the origin's rate", LIMIT, || {
+        (guest.answered() > 40).then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    let shown: serde_json::Value =
+        serde_json::from_str(&hearth.ok(&["disk", "show", "d", "--json"])?)?;
+    let waiting = shown["dirty"].as_u64().context("no dirty bytes")? / BLOCK as u64;
+    ensure!(
+        waiting <= 24,
+        "{waiting} epochs wait for the origin: {shown}"
+    );
+    let model = guest.ends()?;
+    hearth.ok(&["disk", "flush", "d"])?;
+    ensure!(std::fs::read(&file)? == model, "the origin is not the disk");
+    hearth.stop()?;
+    Ok(())
+}

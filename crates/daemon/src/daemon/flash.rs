@@ -204,6 +204,11 @@ impl Daemon {
         });
     }
 
+    /// Has such a look not ended?
+    pub(super) fn is_looking_at_flash(&self) -> bool {
+        lock(&self.flash.state).looking
+    }
+
     pub(super) fn look_at_flash(&self) {
         let flash = lock(&self.pool).flash().clone();
         let off = self.cache_is_off();

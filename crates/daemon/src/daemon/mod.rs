@@ -50,6 +50,7 @@ use std::time::{Duration, Instant};
 use hearth_engine::api::{DiskId, Effects, Request};
 use hearth_engine::{Budget, ControlError, Engine, EngineOptions, OpenReport, OpenedFrom};
 use hearth_events::{Event, Events};
+use hearth_io::watch::{GaveUp, Watch};
 use hearth_io::{BLOCK, IoDone, Target, Targets};
 use hearth_observe::Observer;
 use hearth_reactor::{BlockEngine, Config, Reactors, Watcher};
@@ -287,7 +288,8 @@ impl Daemon {
         chains::check_dirs(&options.backing_dirs)?;
         let state_dir = options.state_dir.clone();
         let state_dir = state_dir.unwrap_or_else(crate::rundir::default_state_dir);
-        let (mut pool, found) = open_pool(options, &state_dir)?;
+        let (asked, kept) = (options.clone(), state_dir.clone());
+        let (mut pool, found) = flash_answers(options, true, move || open_pool(&asked, &kept))??;
         // As it was found: from now on it is in use.
         let crashed = pool.info().state == "dirty";
         let free = crate::memory::available();
@@ -320,11 +322,18 @@ impl Daemon {
             Some(gone) if pool.is_without_flash() => Some(gone),
             found => braked.or_else(|| options.degraded.clone()).or(found),
         };
+        let (mut pool, started) = flash_answers(options, false, move || {
+            let started = crate::degraded::start(&mut pool, &engine_options, &host_name(), asked);
+            (pool, started)
+        })?;
         let Started {
             engine,
             report,
             degraded,
-        } = crate::degraded::start(&mut pool, &engine_options, &host_name(), asked)?;
+        } = started?;
+        for device in pool.flash().iter() {
+            device.set_patience(options.flash_timeout);
+        }
         pool.is_served();
         if !pool.is_without_flash() {
             let dirty = report.dirty.iter().map(|(id, ..)| *id).collect();
@@ -362,7 +371,6 @@ impl Daemon {
         let owners = admission::Owners::new(pool.info().uuid, host_name(), workers.clone());
         let targets = Targets::new();
         for (n, device) in (0..).zip(pool.flash().iter()) {
-            device.set_patience(options.flash_timeout);
             targets.set(Target::Flash(n), Some(device.clone()));
         }
         let nbd = NbdLimits::of(options.nbd_memory, pool.registry().plain_disks().count())?;
@@ -583,6 +591,26 @@ fn no_thread(e: std::io::Error) -> Error {
         format!("cannot start a thread: {e}"),
         "check the limit on processes",
     )
+}
+
+/// Does what a start has to do on flash, which may hang before any limit is set for it.
+fn flash_answers<T: Send + 'static>(
+    options: &Options,
+    only_asks: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let limit = options.flash_timeout;
+    let silent = match (Watch { limit, only_asks }).run(work) {
+        Ok(done) => return Ok(done),
+        Err(GaveUp::NoThread(e)) => return Err(no_thread(e)),
+        Err(GaveUp::Silent(name)) => name,
+        Err(GaveUp::Still) => crate::beside::listed(&crate::beside::shown_all(&options.flash)),
+    };
+    Err(Error::unavailable(
+        format!("{silent} has not answered for {} s", limit.as_secs()),
+        "see whether the device hangs, or the mount or server behind it, and start again when it answers; `--flash-timeout SECONDS` \
+         says how long it is waited for",
+    ))
 }
 
 /// Opens the pool to be served; if its flash is gone and it is known beside it, without: then with the reason.

@@ -15,6 +15,7 @@ use super::{Daemon, lock, trouble};
 use crate::error::{Error, Kind, Result};
 use crate::notify::{Notify, STOP_EXTENSION};
 use crate::origin;
+use crate::size::human;
 use crate::spot::Mounts;
 use crate::workers::{Class, Spot};
 
@@ -29,6 +30,8 @@ const CHANGES_TIME: Duration = Duration::from_secs(15);
 const CHANGES_PATIENCE: Duration = Duration::from_secs(1);
 /// Longest wait for what the origins look like.
 const PROMISE_TIME: Duration = Duration::from_secs(30);
+/// Longest wait for the file system of the flash to say whether it is still there.
+const LOOK_TIME: Duration = Duration::from_secs(5);
 /// Least time between two looks at how far the engine is.
 const PACE: Duration = Duration::from_millis(5);
 
@@ -140,8 +143,10 @@ impl Daemon {
         };
         self.observer.end_recordings();
         self.hurry();
-        // It may have been removed a moment ago.
-        self.look_at_flash();
+        // It may have been removed a moment ago. One that hangs would keep the stop, and what is written there fails in time.
+        self.look_at_flash_aside();
+        let looked = || (!self.is_looking_at_flash()).then_some(());
+        self.bell.wait(LOOK_TIME, PACE, looked);
         if reason == StopReason::Export {
             self.drain_everything()?;
         } else if self.must_empty_flash() {
@@ -158,9 +163,15 @@ impl Daemon {
         // Whatever that operation, or a thread left behind, is in the middle of must not be vouched
         // for.
         let clean = idle && ended && still;
-        let without = clean.then(|| self.close_without()).flatten();
+        // Before anything is written there: what is left of it stays as it is.
+        let erased = (clean && !self.cache_is_off()).then(|| self.erased());
+        let erased = erased.flatten();
+        let sound = clean && erased.is_none();
+        let without = sound.then(|| self.close_without()).flatten();
         let goes_on = without.is_some();
-        let closed = if let Some(closed) = without {
+        let closed = if let Some(erased) = erased {
+            Err(erased)
+        } else if let Some(closed) = without {
             closed
         } else if clean {
             let mut media = lock(&self.pool).flash().joined();
@@ -192,7 +203,7 @@ impl Daemon {
             self.reshaping.set_at_rest();
         }
         let off = self.cache_is_off() && !goes_on;
-        let promised = if clean { self.promise(off) } else { Ok(()) };
+        let promised = if sound { self.promise(off) } else { Ok(()) };
         if clean {
             self.note_whole_at_rest();
             self.note_lost_at_rest();
@@ -213,6 +224,46 @@ impl Daemon {
         }
         self.owners.settle();
         outcome
+    }
+
+    /// Somebody may have erased the flash below us, and a device takes what is written to it afterwards as if nothing had been. So
+    /// that a stop does not say that all is well, it looks whether there is by what the next start would know the pool.
+    fn erased(&self) -> Option<Error> {
+        let pool = lock(&self.pool);
+        let (there, path) = (pool.has_tables(), pool.path().display().to_string());
+        let kept = pool.beside().is_some();
+        drop(pool);
+        if there {
+            return None;
+        }
+        let dirty = self.engine.dirty_disks().into_iter();
+        let dirty = dirty.filter(|(_, blocks, zeros)| blocks + zeros > 0);
+        let dirty: Vec<String> = dirty
+            .map(|(id, blocks, zeros)| {
+                let bytes = (blocks + zeros).saturating_mul(hearth_io::BLOCK);
+                format!("{} of disk {}", human(bytes), self.name_of(id))
+            })
+            .collect();
+        let lost = match dirty.is_empty() {
+            true => "nothing was dirty there, so only the cache is lost".to_owned(),
+            false => format!(
+                "what was dirty there is lost, or most of it: {}",
+                dirty.join(", ")
+            ),
+        };
+        let remedy = match kept {
+            true => format!(
+                "the next start serves the disks that are whole in their origins; to have a cache again, stop it and run `hearth pool \
+                 adopt-flash --flash {path} --force`; then `hearth disk set NAME --trust origin` for each disk that is refused"
+            ),
+            false => format!(
+                "make a new pool with `hearth pool create --flash {path} --force`, and add the disks again"
+            ),
+        };
+        Some(Error::unavailable(
+            format!("{path} was erased or written over while it was served: {lost}"),
+            remedy,
+        ))
     }
 
     /// Closes every origin, and with it ends the processes that open images. Data threads must be

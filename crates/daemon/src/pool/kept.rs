@@ -240,7 +240,8 @@ impl Pool {
         for path in flash_given {
             // Not before it is certain that something is known: a mistyped name is none of this.
             if crate::beside::pool_at(state_dir, path)?.is_some()
-                && let Some(why) = crate::beside::gone(path)
+                && let Some(why) =
+                    crate::beside::gone(path).or_else(|| crate::beside::erased(path, flash_given))
             {
                 found = Some((path.as_path(), why));
                 break;

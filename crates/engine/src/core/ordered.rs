@@ -264,7 +264,7 @@ impl Core {
         if mixed && zeros || !order.go_on(batch) {
             return;
         }
-        order.note_taken(now);
+        order.note_taken(mixed, now);
         took(Path::EpochDestaged);
         if mixed || !early {
             self.mark_order(disk);
@@ -350,7 +350,8 @@ impl Core {
         let held = percent_of(self.flash.held_segments as u64, self.held_max());
         // Until the origin has the mixture, no limit is kept.
         let mixed = order.is_mixed() && d.max_age_ns > 0;
-        if age >= AGE_URGENT_PERCENT || held >= 90 {
+        let unknown = d.max_age_ns > 0 && order.waits_to_be_known();
+        if age >= AGE_URGENT_PERCENT || held >= 90 || unknown {
             Need::Urgent
         } else if age >= AGE_HASTE_PERCENT || held >= 70 || mixed {
             Need::Haste
@@ -380,14 +381,26 @@ impl Core {
         let age = age_percent(order, max_age_ns, now);
         if age >= 100 {
             took(Path::OrderLate);
-            order.late = true;
-            order.waits += 1;
+            order.behind.found(now);
         }
-        let waits = held >= most || age >= 100;
         if held >= most {
             took(Path::OrderWaits);
+            return true;
         }
-        waits
+        let unknown = max_age_ns > 0 && order.waits_to_be_known();
+        let waits = age >= 100 || unknown;
+        let lets_in = waits && order.behind.lets_in(now, max_age_ns);
+        if lets_in {
+            took(Path::OrderLetIn);
+        }
+        waits && !lets_in
+    }
+
+    /// So many blocks of a disk are written now.
+    pub fn note_let_in(&mut self, disk: DiskId, blocks: u64, now: u64) {
+        if let Some(order) = self.disk_mut(disk).and_then(|d| d.order.as_deref_mut()) {
+            order.behind.note_let_in(blocks, now);
+        }
     }
 
     /// Is an origin that was too far behind in time again?
@@ -410,10 +423,10 @@ impl Core {
             order.note_known(now);
         }
         if let Some(order) = d.order.as_deref_mut()
-            && order.late
+            && order.behind.is_late()
             && age_percent(order, max_age_ns, now) < AGE_IN_TIME_PERCENT
         {
-            order.late = false;
+            order.behind.is_over();
         }
     }
 
@@ -588,15 +601,15 @@ impl Core {
         Some(OrderStatus {
             upto,
             age_ns: order.age_ns(now),
-            late: order.late,
-            waits: order.waits,
+            late: order.behind.is_late(),
+            waits: order.behind.waits(),
             versions: order.len(),
         })
     }
 }
 
 /// How near an origin is to being too far behind: by what it lacks, or because it could not have in time all that it will
-/// lack. Without the second a guest would be let go on until it is too late, and then stand still until the origin
+/// lack. Without the second a guest would be let go on until it is too late, and then go on slowly until the origin
 /// has everything.
 fn age_percent(order: &Order, max_age_ns: u64, now: u64) -> u64 {
     percent_of(order.age_ns(now).max(order.left_ns()), max_age_ns)

@@ -420,7 +420,9 @@ impl Devices {
         let unread = |(n, d): (u16, &OnDevice)| (d.bad_reads.len() > BAD_READS_MAX).then_some(n);
         let hung = self.joints.values().find_map(hung);
         let failed = hung.or_else(|| self.spread.suspect());
-        let device = failed.or_else(|| (0..).zip(each).find_map(unread));
+        // One that is lost stays in that state: lost once more at every look, it would never be noted for good.
+        let mut there = (0..).zip(each).filter(|(n, _)| lost & bit(*n) == 0);
+        let device = failed.or_else(|| there.find_map(unread));
         match device.filter(|device| self.spread.lose(*device)) {
             Some(device) => self.leave(device),
             None => Told::default(),
@@ -924,6 +926,8 @@ mod tests {
         // What the other one gives says nothing of it.
         devices.note_past_reads([8, 9].into_iter());
         assert_eq!(devices.lose_failing(2).lost, Some(0));
+        // It is lost once: what waits until that is noted would wait for ever.
+        assert_eq!(devices.lose_failing(3).lost, None);
     }
 
     #[test]

@@ -13,12 +13,17 @@
 //! What was dirty before a disk was ordered has no order. It is the first epoch, the *mixture*: until the origin
 //! has it, the origin is nothing anybody could use.
 
+use crate::origin::behind::Behind;
 use crate::stats::ewma;
 use hearth_format::Mark;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A place on flash.
 type Slot = u32;
+
+/// Epochs that may wait for an origin of which nobody knows yet how long it takes for one. A guest that flushes as fast as
+/// flash takes it makes hundreds before a slow origin has the first, and would then stand still until it has them all.
+const UNKNOWN_MAX: usize = 8;
 
 /// What a block was in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,10 +102,8 @@ pub(crate) struct Order {
     pub released: Vec<Slot>,
     /// Versions in all epochs.
     count: u64,
-    /// Writes wait because the origin is further behind than it may be.
-    pub late: bool,
-    /// How often that was found when a write came. It may be over before anybody looks at [`late`](Self::late).
-    pub waits: u64,
+    /// Is the origin further behind than it may be, and what may be written then?
+    pub behind: Behind,
     /// How far the origin is by what the log says durably.
     settled: Upto,
     /// What the origin takes for an epoch lately; 0: not known.
@@ -136,8 +139,7 @@ impl Order {
             cursor: 0,
             released: Vec::new(),
             count,
-            late: false,
-            waits: 0,
+            behind: Behind::default(),
             settled: match mixed {
                 true => Upto::Mixed,
                 false => Upto::Earlier,
@@ -215,6 +217,7 @@ impl Order {
         }
         self.open().last_batch = batch;
         self.epochs.push_back(Epoch::default());
+        self.behind.ended_epoch();
     }
 
     /// Number of the epoch that begins when the one of today ends: which has all that was written so far before it.
@@ -266,6 +269,9 @@ impl Order {
                 true => front.written += 1,
                 false => front.written -= 1,
             }
+            if on {
+                self.behind.took_block();
+            }
         }
     }
 
@@ -292,12 +298,20 @@ impl Order {
         }
     }
 
-    /// It has it.
-    pub fn note_taken(&mut self, now: u64) {
+    /// It has it. A `mixture` is no epoch as they come: it tells nothing of how long one takes.
+    pub fn note_taken(&mut self, mixture: bool, now: u64) {
         let given = std::mem::take(&mut self.given_ns);
-        if given > 0 {
+        if given > 0 && !mixture {
             self.epoch_ns = ewma(self.epoch_ns, now.saturating_sub(given).max(1));
         }
+        self.behind.took_epoch();
+    }
+
+    /// Does as much wait as may while nobody knows how long the origin takes for an epoch? What an earlier run left is not
+    /// counted: that is there, whoever waits.
+    pub fn waits_to_be_known(&self) -> bool {
+        let oldest = self.epochs.iter().rev().nth(UNKNOWN_MAX);
+        self.epoch_ns == 0 && !self.mixed && oldest.is_some_and(|e| e.since_ns > 0)
     }
 
     /// How long the origin will take for all it lacks that was flushed, by what it took lately.
@@ -395,8 +409,7 @@ impl Order {
     ) -> Vec<Slot> {
         let mut mixture = Order::mixture(dirty, batch);
         mixture.first = self.open_number() + 1;
-        mixture.late = self.late;
-        mixture.waits = self.waits;
+        mixture.behind = self.behind.clone();
         mixture.epoch_ns = self.epoch_ns;
         mixture.marked = self.marked;
         mixture.mends = self.mends;
@@ -729,11 +742,35 @@ mod tests {
         order.note_given(1000);
         order.note_given(1500);
         destage(&mut order, 0);
-        order.note_taken(3000);
+        order.note_taken(false, 3000);
         assert!(order.go_on(40));
         assert_eq!(order.left_ns(), 9 * 2000);
-        order.note_taken(9000);
+        order.note_taken(false, 9000);
         assert_eq!(order.left_ns(), 9 * 2000, "nothing was given since");
+    }
+
+    #[test]
+    fn few_epochs_wait_for_an_origin_of_which_nothing_is_known() {
+        let mut order = in_order();
+        let mut made = 0;
+        while !order.waits_to_be_known() {
+            order.add(made, made as Slot, 0, 100);
+            order.end_epoch(20 + made);
+            made += 1;
+            assert!(made < 100, "as many wait as a guest makes");
+        }
+        assert_eq!(made, UNKNOWN_MAX as u64);
+        order.note_given(1000);
+        destage(&mut order, 0);
+        order.note_taken(true, 2000);
+        assert!(order.go_on(40));
+        order.add(100, 100, 0, 2000);
+        order.end_epoch(50);
+        assert!(order.waits_to_be_known(), "a mixture tells nothing");
+        order.note_given(2000);
+        destage(&mut order, 1);
+        order.note_taken(false, 3000);
+        assert!(!order.waits_to_be_known());
     }
 
     #[test]

@@ -350,6 +350,7 @@ impl Core {
                 return Appended::NoRoom;
             }
             self.flash.room_was_got();
+            self.note_let_in(disk, n, now);
             let req = &mut self.reqs[id];
             let buf = req.buf.as_ref().expect(HAS_DATA);
             let mut data = buf.sub((done * 4096) as usize, (n * 4096) as usize);
