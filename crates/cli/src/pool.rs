@@ -186,6 +186,15 @@ fn adopt(global: &Global, args: &PoolAdopt) -> Outcome {
     Ok(())
 }
 
+/// How often a pool has its data that keeps what is dirty twice.
+fn copies(of_clean: u32, lost: bool) -> String {
+    let now = if lost { "2, and 1 now" } else { "2" };
+    match of_clean {
+        1 => format!("{now} of what is dirty, 1 of what is clean"),
+        _ => now.to_owned(),
+    }
+}
+
 fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     if global.json {
         return print_json(info);
@@ -219,8 +228,7 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     );
     if info.dirty_copies > 1 {
         let lost = info.devices.iter().any(|device| device.lost);
-        let now = if lost { "2, and 1 now" } else { "2" };
-        line("copies", now.to_owned());
+        line("copies", copies(info.clean_copies, lost));
     }
     if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
         line("cached", human(cached));
@@ -462,4 +470,21 @@ fn exported(global: &Global) -> Outcome {
     }
     println!("exported: everything is in the origins, and the pool is not in use any more");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_twice_is_told_with_and_without_a_lost_device() {
+        assert_eq!(copies(1, false), "2 of what is dirty, 1 of what is clean");
+        let lost = "2, and 1 now of what is dirty, 1 of what is clean";
+        assert_eq!(copies(1, true), lost);
+        // Pools that earlier versions made.
+        assert_eq!(
+            (copies(2, false), copies(2, true)),
+            ("2".into(), "2, and 1 now".into())
+        );
+    }
 }

@@ -191,6 +191,7 @@ mod tests {
             own: [u64::MAX; 2],
             named: |_, _| None,
             lost: 0,
+            once: false,
         });
         let devices = vec![device(1), device(2)];
         let mut media = Unwritten::over(&FlashDevices::several(devices, spread));

@@ -382,7 +382,9 @@ impl Pool {
 
     /// Bytes of flash for cached data.
     pub fn capacity(&self) -> u64 {
-        self.segments() * u64::from(self.superblock.layout.data_blocks()) * BLOCK
+        // What is clean is in one half of a segment.
+        let copies = if self.superblock.layout.once { 2 } else { 1 };
+        copies * self.segments() * u64::from(self.superblock.layout.data_blocks()) * BLOCK
     }
 
     /// Segments of the log that are on its devices.

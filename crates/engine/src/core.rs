@@ -10,6 +10,7 @@ mod destage;
 mod fence;
 mod fill;
 pub(crate) mod fold;
+mod gone;
 mod grow;
 pub(crate) mod left;
 mod moves;
@@ -317,6 +318,7 @@ impl Core {
     /// Work that any event may have made possible. Called after every batch of events.
     pub fn settle(&mut self, now: u64, fx: &mut Effects) {
         self.end_epochs(now, fx);
+        self.drop_some_gone();
         self.pump(now, fx);
         self.make_room(now, fx);
         self.wake_stalled(now, fx);

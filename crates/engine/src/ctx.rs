@@ -21,6 +21,8 @@ pub(crate) struct Io {
     pub offset: u64,
     pub len: u64,
     pub bufs: SmallVec<[BufSlice; 2]>,
+    /// What the second half gets of a write, if it is not the same.
+    pub second: Option<SmallVec<[BufSlice; 2]>>,
     /// Checksums that what is read must have, block by block.
     pub crcs: SmallVec<[u32; 4]>,
     /// What is read is to be kept: its checksums come with it.
@@ -65,6 +67,7 @@ impl Io {
             offset,
             len,
             bufs,
+            second: None,
             crcs: SmallVec::new(),
             sums: false,
             class: Class::Foreground,

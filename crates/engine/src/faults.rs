@@ -264,11 +264,17 @@ pub enum Fault {
     LossUnnoted,
     /// Leave the halves of a segment as a crash left them.
     HalvesUnmended,
+    /// Where clean blocks are there once, write what is dirty to one half only, too.
+    DirtyOnce,
+    /// Where clean blocks are there once, end the log after a crash at a batch of which one is not there.
+    CleanDecides,
+    /// Drop clean blocks that went with a device before it is durable that it is lost.
+    GoneEarly,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 86] = [
+    pub const BY_WORLDS: [Fault; 88] = [
         Fault::BelieveBelowFloor,
         Fault::ClosedInOnePiece,
         Fault::HeadsSwapped,
@@ -355,6 +361,8 @@ impl Fault {
         Fault::FlushEndsEarly,
         Fault::FlushForgetsOne,
         Fault::SecondHalfUnflushed,
+        Fault::DirtyOnce,
+        Fault::CleanDecides,
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
@@ -407,7 +415,7 @@ impl Fault {
     pub const HARMLESS: [Fault; 1] = [Fault::ZerosToldSuperseded];
 
     /// Those that nothing catches so far. That is a debt of the tests, not a merit of the engine.
-    pub const UNSEEN: [Fault; 2] = [Fault::LossUnnoted, Fault::HalvesUnmended];
+    pub const UNSEEN: [Fault; 3] = [Fault::LossUnnoted, Fault::HalvesUnmended, Fault::GoneEarly];
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Fault> {

@@ -13,6 +13,7 @@ pub(crate) mod durable;
 pub(crate) mod emptying;
 pub(crate) mod evict;
 pub(crate) mod fail;
+pub(crate) mod gone;
 pub(crate) mod log;
 pub(crate) mod map;
 pub(crate) mod recover;

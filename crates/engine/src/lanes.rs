@@ -161,9 +161,9 @@ pub(crate) struct Shared {
     /// Which of them a slot lies on.
     spread: Spread,
     segments: usize,
-    segment_blocks: u32,
-    /// Block of the device at which slot 0 lies.
-    first_block: u64,
+    segment_slots: u32,
+    /// Where on it.
+    layout: hearth_format::Layout,
     /// A fault: checksums are not looked at.
     unchecked: bool,
     /// There may be plain hits at all.
@@ -192,8 +192,8 @@ impl Shared {
             flash,
             spread,
             segments: layout.segment_count as usize,
-            segment_blocks: layout.segment_blocks,
-            first_block: layout.segment_start,
+            segment_slots: layout.segment_slots(),
+            layout: *layout,
             unchecked: faults.has(crate::faults::Fault::SkipChecksum),
             open: Apart(AtomicBool::new(false)),
             wanted: AtomicBool::new(false),
@@ -374,7 +374,7 @@ impl Shared {
     }
 
     fn segment_of(&self, slot: SlotNo) -> usize {
-        (slot / self.segment_blocks) as usize
+        (slot / self.segment_slots) as usize
     }
 
     fn unpin(&self, lane: &mut Lane, slot: SlotNo) {

@@ -126,6 +126,7 @@ paths! {
     ReadFromOther: "what one device does not give back is read from another",
     HalfMended: "a start gives the second half of a segment what the first has",
     HalfWiped: "a start wipes what only the second half of a segment has",
+    CleanGone: "clean blocks that lay on a lost device only are dropped",
 }
 
 #[cfg(feature = "paths")]

@@ -6,7 +6,7 @@
 //! that nothing is missing (`durable_seq`) and what is still needed (`bound_seq`).
 
 use crate::BLOCK_BYTES;
-use crate::entry::{self, ENTRY_BYTES, Entry};
+use crate::entry::{self, ENTRY_BYTES, Entry, Kind};
 use crate::error::FormatError;
 use crate::wire::{crc_with_hole, put, u16_at, u32_at, u64_at};
 
@@ -157,6 +157,52 @@ impl BatchHeader {
             ));
         }
         Ok(header)
+    }
+
+    /// Blocks of each half behind the descriptor, which is at `descriptor_slot`, where a block of a half is two slots and a half has
+    /// `half` of them. `half` 0: there are no halves.
+    pub fn rows(&self, descriptor_slot: u32, half: u32, entries: &[Entry]) -> u32 {
+        if half == 0 {
+            return u32::from(self.data_blocks);
+        }
+        let data = entries.iter().filter(|e| e.kind.is_data());
+        let rows = data.map(|e| (u32::from(e.slot) % half).saturating_sub(descriptor_slot));
+        rows.max().unwrap_or(0)
+    }
+
+    /// The same as [`check_slots`](Self::check_slots) where clean blocks are in one half.
+    pub fn check_rows(
+        &self,
+        descriptor_slot: u32,
+        data_area: u32,
+        half: u32,
+        entries: &[Entry],
+    ) -> Result<(), FormatError> {
+        if half == 0 {
+            return self.check_slots(descriptor_slot, data_area, entries);
+        }
+        for e in entries.iter().filter(|e| e.kind.is_data()) {
+            let (side, row) = (u32::from(e.slot) / half, u32::from(e.slot) % half);
+            if row <= descriptor_slot || row >= data_area || side > 1 {
+                return Err(FormatError::damaged(
+                    WHAT,
+                    "an entry points outside its batch",
+                ));
+            }
+            if side > 0 && e.kind == Kind::Dirty {
+                return Err(FormatError::damaged(
+                    WHAT,
+                    "a block that is in both halves is said to be in the second",
+                ));
+            }
+        }
+        match descriptor_slot < data_area {
+            true => Ok(()),
+            false => Err(FormatError::damaged(
+                WHAT,
+                "the batch reaches past its segment's data area",
+            )),
+        }
     }
 
     /// Checks that every data entry of a batch whose descriptor is at `descriptor_slot` points

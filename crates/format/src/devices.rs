@@ -17,7 +17,9 @@ use crate::error::FormatError;
 use crate::layout::{Extent, Layout, REGISTRY_AREA_BLOCKS, REGISTRY_BLOCKS, SUPERBLOCK_BLOCKS};
 use crate::map::SegmentMap;
 use crate::places::Places;
-use crate::superblock::{INCOMPAT_DEVICES, INCOMPAT_TWICE, Part, PoolState, Superblock};
+use crate::superblock::{
+    INCOMPAT_DEVICES, INCOMPAT_ONCE, INCOMPAT_TWICE, Part, PoolState, Superblock,
+};
 use crate::wire::{array_at, put, u32_at, u64_at};
 use hearth_io::{BLOCK, Joined, Media, Spread, Twice};
 use std::ops::Range;
@@ -546,6 +548,7 @@ impl Superblock {
             own: SUPERBLOCK_BLOCKS.map(|at| at * BLOCK),
             named,
             lost: self.lost,
+            once: self.layout.once,
         })
     }
 
@@ -558,6 +561,9 @@ impl Superblock {
     pub fn set_twice(&mut self, layout: Layout, devices: Vec<DeviceEntry>) {
         self.set_devices(layout, devices);
         self.incompat |= INCOMPAT_TWICE;
+        if layout.once {
+            self.incompat |= INCOMPAT_ONCE;
+        }
     }
 
     /// The superblock of another device of the pool whose first has this one, to take the place of `old` there.

@@ -22,6 +22,8 @@ const SEGMENTS_WANTED: u64 = 512;
 pub const SEGMENT_BLOCKS_MIN: u32 = 256;
 /// Largest segment: 64 MiB; slots in entries are 16 bits.
 pub const SEGMENT_BLOCKS_MAX: u32 = 16384;
+/// The same where clean blocks lie once: its summary has twice as many entries.
+pub const SEGMENT_BLOCKS_ONCE_MAX: u32 = 8192;
 /// Fewest segments of a device: the log needs room to move while its tail is cleaned.
 pub const SEGMENTS_MIN: u32 = 8;
 
@@ -68,6 +70,8 @@ pub struct Layout {
     pub segment_count: u32,
     /// What came later, with devices that were added.
     pub added: Added,
+    /// Each segment has two halves, and a clean block lies in one of them: a block of a half is two slots.
+    pub once: bool,
 }
 
 /// What a pool grew by after its areas were laid out. They stay where they are, but for the segment map, which
@@ -96,11 +100,14 @@ pub struct Extent {
 }
 
 /// Blocks a summary needs so that it can hold one entry for every data block.
-fn summary_blocks_for(segment_blocks: u32) -> u32 {
-    // s blocks hold 256 s - 4 entries, which must be at least segment_blocks - s.
+fn summary_blocks_for(segment_blocks: u32, once: bool) -> u32 {
+    // s blocks hold 256 s - 4 entries, which must be at least segment_blocks - s, or twice that.
     let per_block = (BLOCK_BYTES / ENTRY_BYTES) as u32;
     let header = (SUMMARY_HEADER_BYTES / ENTRY_BYTES) as u32;
-    (segment_blocks + header).div_ceil(per_block + 1)
+    match once {
+        false => (segment_blocks + header).div_ceil(per_block + 1),
+        true => (2 * segment_blocks + header).div_ceil(per_block + 2),
+    }
 }
 
 /// First block of the segments if there are `count` of them.
@@ -164,12 +171,13 @@ impl Layout {
         let layout = Layout {
             device_blocks,
             segment_blocks,
-            summary_blocks: summary_blocks_for(segment_blocks),
+            summary_blocks: summary_blocks_for(segment_blocks, false),
             checkpoint_start: FIXED_END,
             checkpoint_blocks: segment_start - FIXED_END,
             segment_start,
             segment_count: low as u32,
             added: Added::default(),
+            once: false,
         };
         layout.check()?;
         Ok(layout)
@@ -246,14 +254,31 @@ impl Layout {
     /// The same for a pool that keeps everything twice: the log has half as many segments as the devices, and
     /// the areas before the segments are on the first two. A device holds at most as many segments as the log has, so the
     /// halves of none of them, which are as far apart as the log has segments, are on the same device.
+    ///
+    /// With `once`, clean blocks are in one half of their segment.
     pub fn for_twice(
         sizes: &[u64],
         segment_blocks: u32,
+        once: bool,
     ) -> Result<(Layout, Vec<Extent>), (usize, FormatError)> {
+        if once && segment_blocks > SEGMENT_BLOCKS_ONCE_MAX {
+            let why = Fault::new(
+                format!("segments of {segment_blocks} blocks where clean blocks are there once"),
+                format!("choose at most {SEGMENT_BLOCKS_ONCE_MAX}"),
+            );
+            return Err((0, FormatError::Unfit { what: WHAT, why }));
+        }
         let segment = u64::from(segment_blocks);
         let least = u64::from(SEGMENTS_MIN);
+        let tables = if once { 2 } else { 1 };
+        let front = |count: u64| {
+            let slots = tables * count * segment;
+            let checkpoint =
+                (slots * CHECKPOINT_BYTES_PER_SLOT + CHECKPOINT_BYTES_FIXED).div_ceil(BLOCK);
+            (FIXED_END + checkpoint).next_multiple_of(segment.max(1))
+        };
         let start = |place: usize, count: u64| match place {
-            0 | 1 => segment_start_for(count, segment),
+            0 | 1 => front(count),
             _ => Self::other_start(segment_blocks),
         };
         let fit = |place: usize, bytes: u64, count: u64| {
@@ -280,7 +305,8 @@ impl Layout {
         // never does.
         let fits = |count: u64| counts(count).iter().sum::<u64>() >= 2 * count;
         let total: u64 = sizes.iter().fold(0, |sum, size| sum.saturating_add(*size));
-        let most = (total / BLOCK / segment / 2).min(u64::from((u32::MAX - 1) / segment_blocks));
+        let most = u64::from((u32::MAX - 1) / segment_blocks) / tables;
+        let most = (total / BLOCK / segment / 2).min(most);
         let (mut low, mut high) = (least, most.max(least));
         while low < high {
             let middle = low + (high - low).div_ceil(2);
@@ -296,16 +322,17 @@ impl Layout {
             *count -= less;
             spare -= less;
         }
-        let segment_start = segment_start_for(low, segment);
+        let segment_start = front(low);
         let layout = Layout {
             device_blocks: segment_start + low * segment,
             segment_blocks,
-            summary_blocks: summary_blocks_for(segment_blocks),
+            summary_blocks: summary_blocks_for(segment_blocks, once),
             checkpoint_start: FIXED_END,
             checkpoint_blocks: segment_start - FIXED_END,
             segment_start,
             segment_count: low as u32,
             added: Added::default(),
+            once,
         };
         layout.check().map_err(|e| (0, e))?;
         let extents = sizes.iter().zip(counts).enumerate();
@@ -383,8 +410,12 @@ impl Layout {
         }
         let segment = u64::from(self.segment_blocks);
         let slots = u64::from(self.segment_count) * segment;
-        if slots >= u64::from(u32::MAX) {
+        let per_block = if self.once { 2 } else { 1 };
+        if slots * per_block >= u64::from(u32::MAX) {
             return wrong("there are more than 2^32 slots");
+        }
+        if self.once && self.segment_blocks > SEGMENT_BLOCKS_ONCE_MAX {
+            return wrong("its segments are too large for clean blocks that are there once");
         }
         if self.device_blocks.checked_mul(BLOCK).is_none() {
             return wrong("the device size overflows 64 bits");
@@ -446,9 +477,34 @@ impl Layout {
         self.segment_blocks.saturating_sub(self.summary_blocks)
     }
 
-    /// Blocks in all segments, summaries included; every place in the log has a number below.
+    /// Places of blocks in all segments, summaries included; every place in the log has a number below.
     pub fn slots(&self) -> u32 {
-        self.segment_count.saturating_mul(self.segment_blocks)
+        self.segment_count.saturating_mul(self.segment_slots())
+    }
+
+    /// The same of one segment.
+    pub fn segment_slots(&self) -> u32 {
+        match self.once {
+            true => self.segment_blocks.saturating_mul(2),
+            false => self.segment_blocks,
+        }
+    }
+
+    /// Blocks of a half, if a block of a half is two slots; else 0.
+    pub fn half_blocks(&self) -> u32 {
+        if self.once { self.segment_blocks } else { 0 }
+    }
+
+    /// Byte offset of a slot. What is in the second half of its segment lies behind all first ones.
+    pub fn slot_offset(&self, slot: u32) -> u64 {
+        if !self.once {
+            return (self.segment_start + u64::from(slot)) * BLOCK;
+        }
+        let blocks = self.segment_blocks.max(1);
+        let (half, row) = (slot / blocks, slot % blocks);
+        let (seg, side) = (u64::from(half / 2), u64::from(half % 2));
+        let number = seg + side * u64::from(self.segment_count);
+        (self.segment_start + number * u64::from(blocks) + u64::from(row)) * BLOCK
     }
 
     /// Entries that fit a summary. The log seals a segment before it holds more.
@@ -496,7 +552,7 @@ impl Layout {
     /// a checkpoint, so that every pool has it. `None` where it would not be twice as large as the first areas.
     pub fn registry_room(&self) -> Option<(u64, u64)> {
         // Devices that came later move nothing.
-        let slots = u64::from(self.first_count()) * u64::from(self.segment_blocks);
+        let slots = u64::from(self.first_count()) * u64::from(self.segment_slots());
         let kept = slots * CHECKPOINT_KEPT_PER_SLOT + CHECKPOINT_BYTES_FIXED;
         let spare = self.checkpoint_blocks.saturating_sub(kept.div_ceil(BLOCK));
         let blocks = (spare / 2).min(REGISTRY_GROWN_BLOCKS_MAX);
@@ -509,6 +565,34 @@ impl Layout {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn where_clean_blocks_are_there_once_each_block_of_a_half_is_two_slots() {
+        let sizes = [64 << 20, 96 << 20, 48 << 20];
+        let (twice, _) = Layout::for_twice(&sizes, 256, false).unwrap();
+        let (once, extents) = Layout::for_twice(&sizes, 256, true).unwrap();
+        assert_eq!((twice.segment_slots(), once.segment_slots()), (256, 512));
+        assert_eq!((twice.half_blocks(), once.half_blocks()), (0, 256));
+        assert!(once.summary_capacity() >= 2 * once.data_blocks() as usize);
+        assert!(once.checkpoint_bytes() >= 24 * u64::from(once.slots()) + (1 << 20));
+        // Every slot is a place of its own, and all of them are those of the devices' segments.
+        let mut places: Vec<u64> = (0..once.slots()).map(|s| once.slot_offset(s)).collect();
+        places.sort_unstable();
+        places.dedup();
+        let all: u64 = extents.iter().map(|e| u64::from(e.segments) * 256).sum();
+        assert_eq!(places.len() as u64, all);
+        let start = once.segment_start * BLOCK;
+        assert_eq!(
+            (places[0], places[all as usize - 1]),
+            (start, start + (all - 1) * BLOCK)
+        );
+        // The first half of a segment begins where the segment does.
+        assert_eq!(once.slot_offset(3 * 512), once.segment_offset(3));
+        let (largest, _) = Layout::for_twice(&[8 << 30; 2], SEGMENT_BLOCKS_ONCE_MAX, true).unwrap();
+        assert!(largest.summary_capacity() >= 2 * largest.data_blocks() as usize);
+        assert!(largest.summary_capacity() <= crate::summary::SUMMARY_ENTRIES_MAX);
+        assert!(Layout::for_twice(&[8 << 30; 2], SEGMENT_BLOCKS_MAX, true).is_err());
+    }
 
     #[test]
     fn small_devices_have_small_segments() {
@@ -532,6 +616,7 @@ mod tests {
                 segment_start: 3072,
                 segment_count: 253,
                 added: Added::default(),
+                once: false,
             }
         );
         assert_eq!(layout.data_blocks(), 1020);
@@ -703,12 +788,13 @@ mod tests {
         fn checked_layouts_do_not_overflow(
             device_blocks: u64, segment_blocks: u32, summary_blocks: u32, checkpoint_start: u64,
             checkpoint_blocks: u64, segment_start: u64, segment_count: u32,
-            segments: u32, map_shift: u32,
+            segments: u32, map_shift: u32, once: bool,
         ) {
             let layout = Layout {
                 device_blocks, segment_blocks, summary_blocks, checkpoint_start,
                 checkpoint_blocks, segment_start, segment_count,
                 added: Added { segments, map_shift },
+                once,
             };
             if layout.check().is_ok() {
                 prop_assert!(layout.checkpoint_room() <= layout.checkpoint_bytes());

@@ -27,7 +27,8 @@ pub const INCOMPAT_KNOWN: u64 = INCOMPAT_AREAS
     | INCOMPAT_CHANGED
     | INCOMPAT_ORDER
     | INCOMPAT_HEADS
-    | INCOMPAT_FLOOR;
+    | INCOMPAT_FLOOR
+    | INCOMPAT_ONCE;
 /// Segments may be set aside for something that is no part of the log ([`crate::areas`]).
 pub const INCOMPAT_AREAS: u64 = 1 << 0;
 /// The [segment map](crate::map) says which segments count.
@@ -46,6 +47,8 @@ pub const INCOMPAT_HEADS: u64 = 1 << 7;
 /// A device was lost with what it held, and the pool has gone on without it: segments below
 /// [`log_floor`](Superblock::log_floor) count where a checkpoint tells of them, and in no log that is read.
 pub const INCOMPAT_FLOOR: u64 = 1 << 8;
+/// Of everything that is on two devices, clean blocks are on one.
+pub const INCOMPAT_ONCE: u64 = 1 << 9;
 /// Features without which a pool must not be written, known to this version.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 /// Longest label or host name, in bytes.
@@ -54,6 +57,7 @@ pub const LABEL_MAX: usize = 63;
 const WHAT: &str = "superblock";
 const CRC_AT: usize = 12;
 const PEER_AT: usize = 3920;
+const ONCE_AT: usize = 3936;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// How the pool was left.
@@ -70,6 +74,15 @@ pub enum PoolState {
     Open,
     /// The device failed and was given up; nothing on it counts any more.
     Failed,
+}
+
+/// Clean blocks that went with a device which has been replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnceFloor {
+    /// In segments numbered below.
+    pub floor: u64,
+    /// On these devices.
+    pub behind: u64,
 }
 
 /// What a device is to the pool that its superblock names.
@@ -114,6 +127,9 @@ pub struct Superblock {
     pub areas: Vec<Area>,
     /// Of a pool that keeps everything twice: bit `n` says that device `n` is lost, and nothing on it counts.
     pub lost: u64,
+    /// Where clean blocks are on one device: those in segments numbered below `floor` do not count if they are on a device of
+    /// which `behind` has the bit. It took the place of one that was lost.
+    pub once: OnceFloor,
     /// Features a reader must know, else it must not open the pool.
     pub incompat: u64,
     /// Features a reader may ignore.
@@ -161,6 +177,7 @@ impl Superblock {
             peer: Uuid::nil(),
             areas: Vec::new(),
             lost: 0,
+            once: OnceFloor::default(),
             incompat: 0,
             compat: 0,
             ro_compat: 0,
@@ -239,6 +256,8 @@ impl Superblock {
         areas::put_all(out, &self.areas);
         put_list(out, &self.devices);
         put(out, PEER_AT, self.peer.as_bytes());
+        put(out, ONCE_AT, &self.once.floor.to_le_bytes());
+        put(out, ONCE_AT + 8, &self.once.behind.to_le_bytes());
         let crc = crc_with_hole(out, CRC_AT);
         put(out, CRC_AT, &crc.to_le_bytes());
         block
@@ -299,6 +318,7 @@ impl Superblock {
                     map_shift: u32_at(block, 1348),
                 },
             },
+            once: incompat & INCOMPAT_ONCE != 0,
         };
         layout.check()?;
         let changed = incompat & INCOMPAT_CHANGED != 0;
@@ -360,6 +380,12 @@ impl Superblock {
                 "it keeps everything twice on one device, or on devices that were changed",
             ));
         }
+        if layout.once && !twice {
+            return Err(FormatError::damaged(
+                WHAT,
+                "clean blocks are there once, and nothing is there twice",
+            ));
+        }
         let (mut devices, mut stamps) = (Vec::new(), [0, 0]);
         if several {
             devices = list_at(block, device_count, &layout, twice)
@@ -397,6 +423,14 @@ impl Superblock {
             peer: Uuid::from_bytes(array_at(block, PEER_AT)),
             areas: Vec::new(),
             lost,
+            // Without the bit these bytes are not read.
+            once: match layout.once {
+                true => OnceFloor {
+                    floor: u64_at(block, ONCE_AT),
+                    behind: u64_at(block, ONCE_AT + 8),
+                },
+                false => OnceFloor::default(),
+            },
             incompat,
             compat: u64_at(block, 40),
             ro_compat: u64_at(block, 32),

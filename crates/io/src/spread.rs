@@ -9,6 +9,10 @@
 //! segment `n` of the log is segments `n` and `n + half of all` of the devices, its two *halves*, which never
 //! lie on the same one. What lies before the segments is on the first two devices, at the same places. So the log still
 //! speaks of one place, and which devices are there or lost is known here and nowhere else.
+//!
+//! Such a pool may divide what is clean between the halves ([`Twice::once`]). Then a place has a second address: what is in
+//! the second half only is as far behind the first address as the halves are apart. Which half is the first takes turns,
+//! segment by segment, for what is in both is read from that one.
 
 use crate::media::Media;
 use crate::op::BLOCK;
@@ -42,6 +46,8 @@ pub struct Twice {
     pub named: fn(&[u8], u16) -> Option<Vec<u8>>,
     /// Bit `n`: device `n` is lost.
     pub lost: u64,
+    /// Some of what is in one half of a segment is not in the other.
+    pub once: bool,
 }
 
 /// The same, and which devices are lost by now: the clones of a [`Spread`] share that.
@@ -184,6 +190,12 @@ impl Spread {
         halves.map_or(0, |h| h.lost.load(Ordering::Acquire))
     }
 
+    /// Is some of what is in one half of a segment not in the other?
+    #[inline]
+    pub fn is_once(&self) -> bool {
+        self.halves.as_ref().is_some_and(|h| h.how.once)
+    }
+
     /// True if a device is not lost.
     pub fn is_there(&self, device: u16) -> bool {
         self.lost() & bit(device) == 0
@@ -300,14 +312,55 @@ impl Spread {
 
     /// Where the halves of what lies at an offset of the log are, whether or not their devices are there.
     fn both(&self, halves: &Halves, offset: u64) -> [(u16, u64); 2] {
-        match offset < halves.how.front {
-            true => [(0, offset), (1, offset)],
-            false => [self.place(offset), self.place(offset + halves.apart)],
+        let Some(behind) = offset.checked_sub(halves.how.front) else {
+            return [(0, offset), (1, offset)];
+        };
+        if !halves.how.once {
+            return [self.place(offset), self.place(offset + halves.apart)];
         }
+        // Either address of a place.
+        let behind = if behind >= halves.apart {
+            behind - halves.apart
+        } else {
+            behind
+        };
+        let offset = halves.how.front + behind;
+        let [one, other] = [self.place(offset), self.place(offset + halves.apart)];
+        match behind / halves.how.segment.max(1) % 2 {
+            0 => [one, other],
+            _ => [other, one],
+        }
+    }
+
+    /// Is this the second address of a place?
+    fn is_second(halves: &Halves, offset: u64) -> bool {
+        halves.how.once && offset >= halves.how.front.saturating_add(halves.apart)
+    }
+
+    /// Which device has what is in the first half (0) or the second one (1) of the segment at an offset.
+    pub fn device_of_side(&self, offset: u64, side: usize) -> u16 {
+        match &self.halves {
+            None => self.place(offset).0,
+            Some(halves) => self.both(halves, offset)[side & 1].0,
+        }
+    }
+
+    /// Where what is at this address, and may be nowhere else, lies: the device, whether or not it is lost.
+    pub fn only_device(&self, offset: u64) -> u16 {
+        let second = self
+            .halves
+            .as_ref()
+            .is_some_and(|h| Self::is_second(h, offset));
+        self.device_of_side(offset, usize::from(second))
     }
 
     /// Where something is written: to both halves, if both are there.
     pub fn halves(&self, offset: u64) -> impl Iterator<Item = (u16, u64)> {
+        self.sides(offset).map(|(_, device, at)| (device, at))
+    }
+
+    /// The same; tells of each whether it is the first half (0) or the second one (1).
+    pub fn sides(&self, offset: u64) -> impl Iterator<Item = (usize, u16, u64)> {
         let lost = self.lost();
         let (first, second) = match &self.halves {
             None => (self.place(offset), None),
@@ -316,8 +369,11 @@ impl Spread {
                 (a, Some(b))
             }
         };
-        let there = move |(device, _): &(u16, u64)| lost & bit(*device) == 0;
-        [Some(first), second].into_iter().flatten().filter(there)
+        let there = move |(_, device, _): &(usize, u16, u64)| lost & bit(*device) == 0;
+        let sides = [Some(first), second].into_iter().flatten().zip(0..);
+        sides
+            .map(|((device, at), side)| (side, device, at))
+            .filter(there)
     }
 
     /// Where something is read: of two halves by turns, segment by segment.
@@ -325,16 +381,34 @@ impl Spread {
     pub fn read_place(&self, offset: u64) -> (u16, u64) {
         match &self.halves {
             None => self.place(offset),
-            Some(halves) => self.half_to_read(halves, offset),
+            Some(halves) => self.half_to_read(halves, offset, false),
         }
     }
 
-    fn half_to_read(&self, halves: &Halves, offset: u64) -> (u16, u64) {
+    /// The same while a pool is opened: of what is in both halves perhaps the other one ([`turn`](Self::turn)).
+    fn media_place(&self, offset: u64) -> (u16, u64) {
+        match &self.halves {
+            None => self.place(offset),
+            Some(halves) => self.half_to_read(halves, offset, true),
+        }
+    }
+
+    fn half_to_read(&self, halves: &Halves, offset: u64, opening: bool) -> (u16, u64) {
         let [first, second] = self.both(halves, offset);
         let behind = offset.checked_sub(halves.how.front);
-        let turn = behind.map_or(0, |at| {
-            (at / halves.how.segment.max(1) + halves.turn.load(Ordering::Relaxed)) % 2
-        });
+        let turned = halves.turn.load(Ordering::Relaxed);
+        let turn = match (behind, halves.how.once) {
+            (None, _) => 0,
+            (Some(at), false) => (at / halves.how.segment.max(1) + turned) % 2,
+            // Only what both have can be read from the other.
+            (Some(_), true) => {
+                u64::from(Self::is_second(halves, offset))
+                    ^ match opening {
+                        true => turned % 2,
+                        false => 0,
+                    }
+            }
+        };
         let (one, other) = match turn {
             0 => (first, second),
             _ => (second, first),
@@ -572,7 +646,7 @@ impl<M: Media> Joined<M> {
 
     /// Reads what lies within one segment, or before all of them, from either half.
     fn read_half(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        let (device, at) = self.spread.read_place(offset);
+        let (device, at) = self.spread.media_place(offset);
         let read = self.device(usize::from(device))?.read_at(at, data);
         match (read, self.spread.other_half(offset, device)) {
             (Err(_), Some((other, at))) => self.device(usize::from(other))?.read_at(at, data),
@@ -617,7 +691,7 @@ impl<M: Media> Media for Joined<M> {
             let places = match self.spread.is_twice() {
                 true => (self.spread.cut(*offset, left.len()).into_iter())
                     .map(|(at, range)| {
-                        let (device, at) = self.spread.read_place(at);
+                        let (device, at) = self.spread.media_place(at);
                         (usize::from(device), at, range)
                     })
                     .collect(),
@@ -691,7 +765,7 @@ impl<M: Media> Media for Joined<M> {
     fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
         let spread = self.spread.clone();
         for (whole, range) in spread.cut(offset, data.len()) {
-            let (device, _) = spread.read_place(whole);
+            let (device, _) = spread.media_place(whole);
             let Some((other, at)) = spread.other_half(whole, device) else {
                 return Ok(false);
             };
@@ -704,7 +778,7 @@ impl<M: Media> Media for Joined<M> {
     fn write_other(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         let spread = self.spread.clone();
         for (whole, range) in spread.cut(offset, data.len()) {
-            let (device, _) = spread.read_place(whole);
+            let (device, _) = spread.media_place(whole);
             if let Some((other, at)) = spread.other_half(whole, device) {
                 let part = data.get(range).unwrap_or_default();
                 let written = self.device(usize::from(other))?.write_at(at, part);
@@ -722,181 +796,4 @@ const LOSS_POLL: Duration = Duration::from_millis(2);
 const DEVICE_READERS: usize = 8;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::media::Sparse;
-
-    /// Three devices: bytes up to 100 blocks on the first, then 50 from block 4 on, then 20 from block 8 on.
-    fn three() -> Spread {
-        Spread::over(100 * 4096, [(4 * 4096, 50 * 4096), (8 * 4096, 20 * 4096)])
-    }
-
-    #[test]
-    fn one_device_is_itself() {
-        let one = Spread::one();
-        assert_eq!(one.devices(), 1);
-        assert_eq!(one.place(u64::MAX - 1), (0, u64::MAX - 1));
-        assert_eq!(one.whole(0, 77), Some(77));
-        assert_eq!(Spread::over(1 << 20, []), one);
-    }
-
-    #[test]
-    fn a_part_that_lies_on_no_device_leaves_the_others_where_they_were() {
-        let spread = Spread::with_gaps(100, [(0, 4, 50), (30, 8, 20)]);
-        assert_eq!(spread.len(), Some(200));
-        assert_eq!(spread.place(149), (1, 53));
-        assert_eq!(spread.place(150).0, 0, "it is on none");
-        assert_eq!(spread.place(179).0, 0);
-        assert_eq!(spread.place(180), (2, 8));
-        assert_eq!(spread.whole(1, 54), None);
-        assert_eq!(spread.whole(2, 8), Some(180));
-        assert_eq!(spread.range(1), Some(100..150));
-    }
-
-    #[test]
-    fn every_offset_lies_on_one_device_and_is_found_back() {
-        let spread = three();
-        assert_eq!(spread.len(), Some(170 * 4096));
-        assert_eq!(spread.place(0), (0, 0));
-        assert_eq!(spread.place(100 * 4096 - 1), (0, 100 * 4096 - 1));
-        assert_eq!(spread.place(100 * 4096), (1, 4 * 4096));
-        assert_eq!(spread.place(150 * 4096 - 1), (1, 54 * 4096 - 1));
-        assert_eq!(spread.place(150 * 4096), (2, 8 * 4096));
-        for block in 0..170 {
-            let (device, at) = spread.place(block * 4096);
-            assert_eq!(spread.whole(device, at), Some(block * 4096));
-        }
-        // What lies before a device's segments, or behind its part, is none of the whole.
-        assert_eq!(spread.whole(1, 4096), None);
-        assert_eq!(spread.whole(1, 54 * 4096), None);
-        assert_eq!(spread.whole(2, 28 * 4096), None);
-        assert_eq!(spread.whole(3, 0), None);
-    }
-
-    #[test]
-    fn what_is_written_to_the_whole_is_read_from_it_and_lies_on_the_devices() {
-        let device = |blocks: u64| Sparse::new(blocks * 4096);
-        let mut joined = Joined::new(three(), vec![device(100), device(200), device(200)]);
-        assert_eq!(joined.len(), 170 * 4096);
-        // Across both seams.
-        let data: Vec<u8> = (0..60 * 4096u32).map(|i| (i / 4096) as u8 + 1).collect();
-        joined.write_at(95 * 4096, &data).unwrap();
-        let mut back = vec![0; data.len()];
-        joined.read_at(95 * 4096, &mut back).unwrap();
-        assert_eq!(back, data);
-        let (mut a, mut b) = (vec![0; 30 * 4096], vec![0; 30 * 4096]);
-        joined
-            .read_many(&mut [(95 * 4096, &mut a), (125 * 4096, &mut b)])
-            .unwrap();
-        assert_eq!([a, b].concat(), data);
-        let mut block = [0; 4096];
-        for (device, at, want) in [(0, 99, 5), (1, 4, 6), (1, 53, 55), (2, 8, 56)] {
-            joined.devices[device]
-                .read_at(at * 4096, &mut block)
-                .unwrap();
-            assert_eq!(block, [want; 4096], "block {at} of device {device}");
-        }
-    }
-
-    /// Two devices of four segments of two blocks, behind two blocks that both have.
-    fn mirrored(lost: u64) -> Spread {
-        let named = |data: &[u8], place: u16| {
-            let mut named = data.to_vec();
-            named[0] = place as u8;
-            Some(named)
-        };
-        Spread::over(10 * 4096, [(2 * 4096, 8 * 4096)]).twice(Twice {
-            front: 2 * 4096,
-            segment: 2 * 4096,
-            own: [0, u64::MAX],
-            named,
-            lost,
-        })
-    }
-
-    #[test]
-    fn everything_is_on_two_devices_and_is_read_from_what_is_there() {
-        let device = || Sparse::new(10 * 4096);
-        let spread = mirrored(0);
-        let mut joined = Joined::new(spread.clone(), vec![device(), device()]);
-        let data: Vec<u8> = (0..10 * 4096u32).map(|i| (i / 4096) as u8 + 1).collect();
-        joined.write_at(0, &data[..4096]).unwrap();
-        joined.write_at(4096, &data[4096..]).unwrap();
-        let mut block = [0; 4096];
-        for n in 0..2usize {
-            for at in 1..10u64 {
-                joined.devices[n].read_at(at * 4096, &mut block).unwrap();
-                assert_eq!(block, [at as u8 + 1; 4096], "block {at} of device {n}");
-            }
-            assert_eq!(spread.whole(n as u16, 4096), Some(4096));
-            assert_eq!(spread.whole(n as u16, 5 * 4096), Some(5 * 4096));
-        }
-        // The block that says whose it is.
-        for n in 0..2u8 {
-            joined.devices[usize::from(n)]
-                .read_at(0, &mut block)
-                .unwrap();
-            assert_eq!((block[0], block[1]), (n, 1));
-        }
-        // Segments are read by turns.
-        assert_eq!(spread.read_place(2 * 4096), (0, 2 * 4096));
-        assert_eq!(spread.read_place(4 * 4096), (1, 4 * 4096));
-        assert!(spread.lose(0));
-        assert_eq!(spread.read_place(2 * 4096), (1, 2 * 4096));
-        assert!(!spread.lose(1), "nothing would be left");
-        assert_eq!(spread.lost(), 1);
-        joined.write_at(3 * 4096, &[77; 4096]).unwrap();
-        joined.devices[0].read_at(3 * 4096, &mut block).unwrap();
-        assert_eq!(block, [4; 4096], "a lost device is left alone");
-        let mut back = vec![0; 9 * 4096];
-        joined.read_at(4096, &mut back).unwrap();
-        let mut want = data[4096..].to_vec();
-        want[2 * 4096..3 * 4096].fill(77);
-        assert_eq!(back, want);
-    }
-
-    #[test]
-    fn halves_can_be_told_apart_and_made_the_same() {
-        let device = || Sparse::new(10 * 4096);
-        let mut joined = Joined::new(mirrored(0), vec![device(), device()]);
-        joined.write_at(4 * 4096, &[9; 8192]).unwrap();
-        // This segment is read from the second.
-        joined.devices[0].write_at(5 * 4096, &[3; 4096]).unwrap();
-        let mut back = vec![0; 8192];
-        assert!(joined.read_other(4 * 4096, &mut back).unwrap());
-        assert_eq!((back[0], back[4096]), (9, 3));
-        joined.write_other(5 * 4096, &[9; 4096]).unwrap();
-        assert!(joined.read_other(4 * 4096, &mut back).unwrap());
-        assert_eq!(back, vec![9; 8192]);
-        let mut alone = Joined::new(mirrored(2), vec![device(), device()]);
-        assert!(!alone.read_other(4 * 4096, &mut back).unwrap());
-    }
-
-    #[test]
-    fn whoever_waits_is_not_told_before_it_is_durable_that_a_device_is_lost() {
-        let device = || Sparse::new(10 * 4096);
-        let spread = mirrored(0);
-        let mut joined = Joined::new(spread.clone(), vec![device(), device()]).waiting();
-        joined.write_at(4096, &[1; 4096]).unwrap();
-        assert!(spread.lose(0));
-        // Nobody will ever say so: it is not waited for.
-        spread.note_none();
-        assert!(joined.write_at(4096, &[1; 4096]).is_err());
-        assert!(joined.flush().is_err());
-        spread.note_lost();
-        joined.write_at(4096, &[1; 4096]).unwrap();
-        joined.flush().unwrap();
-    }
-
-    #[test]
-    fn who_notes_losses_elsewhere_is_asked_as_long_as_somebody_does() {
-        let spread = mirrored(0);
-        assert!(!spread.ask_elsewhere(5));
-        spread.note_elsewhere(true);
-        assert!(spread.clone().ask_elsewhere(7));
-        assert_eq!(spread.wait_asked(), Some(7));
-        spread.note_elsewhere(false);
-        assert_eq!(spread.wait_asked(), None);
-        assert!(!Spread::one().ask_elsewhere(7));
-    }
-}
+mod tests;

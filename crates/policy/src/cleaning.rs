@@ -202,6 +202,8 @@ pub struct Cleaner {
     plan: Plan,
     /// Blocks a segment takes.
     data: u32,
+    /// As how many of them a dirty one counts.
+    dirty: u32,
     segments: Vec<Segment>,
     /// Closed segments by live blocks, then age.
     by_live: Vec<BTreeSet<(u64, u32)>>,
@@ -233,6 +235,7 @@ impl Cleaner {
         Cleaner {
             plan,
             data: data.max(1),
+            dirty: 1,
             segments: vec![Segment::default(); segments as usize],
             by_live: vec![BTreeSet::new(); BUCKETS + 1],
             turns: BTreeSet::new(),
@@ -247,6 +250,33 @@ impl Cleaner {
             set_at: 0,
             rate: None,
         }
+    }
+
+    /// The same where a dirty block takes the room of two: what lives is counted so, and it is said so of `data`, too.
+    pub fn counting_dirty_twice(self) -> Cleaner {
+        Cleaner { dirty: 2, ..self }
+    }
+
+    /// From now on a dirty block takes no more room than any other, and a segment takes so many blocks.
+    pub fn count_all_alike(&mut self, data: u32) {
+        let more = self.dirty - 1;
+        self.dirty = 1;
+        self.data = data.max(1);
+        self.by_live.iter_mut().for_each(BTreeSet::clear);
+        for seg in 0..self.segments.len() as u32 {
+            let s = &mut self.segments[seg as usize];
+            s.live -= s.dirty * more;
+            self.live -= u64::from(s.dirty * more);
+            let s = *s;
+            if s.closed {
+                let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
+                self.by_live[bucket].insert((rank, seg));
+            }
+        }
+    }
+
+    fn blocks(&self, dirty: bool) -> u32 {
+        if dirty { self.dirty } else { 1 }
     }
 
     /// The settings.
@@ -359,9 +389,10 @@ impl Cleaner {
                 (self.clock, self.clock)
             }
         };
-        self.live += 1;
+        let blocks = self.blocks(dirty);
+        self.live += u64::from(blocks);
         let s = &mut self.segments[seg as usize];
-        s.live += 1;
+        s.live += blocks;
         s.filled += 1;
         s.dirty += u32::from(dirty);
         s.born += born;
@@ -384,12 +415,16 @@ impl Cleaner {
 
     /// A live block is overwritten, discarded, dropped or was moved away.
     pub fn died(&mut self, seg: u32, dirty: bool) {
-        self.live -= 1;
+        self.segments[seg as usize].dirty -= u32::from(dirty);
+        self.lives_less(seg, self.blocks(dirty));
+    }
+
+    fn lives_less(&mut self, seg: u32, blocks: u32) {
+        self.live -= u64::from(blocks);
         let s = &mut self.segments[seg as usize];
-        s.live -= 1;
-        s.dirty -= u32::from(dirty);
+        s.live -= blocks;
         let s = *s;
-        let (before, now) = (self.bucket(s.live + 1), self.bucket(s.live));
+        let (before, now) = (self.bucket(s.live + blocks), self.bucket(s.live));
         if s.closed && before != now {
             let rank = self.rank(&s);
             self.by_live[before].remove(&(rank, seg));
@@ -431,6 +466,9 @@ impl Cleaner {
     /// The origin has a block that was dirty.
     pub fn destaged(&mut self, seg: u32) {
         self.segments[seg as usize].dirty -= 1;
+        if self.dirty > 1 {
+            self.lives_less(seg, self.dirty - 1);
+        }
     }
 
     /// The segment may be opened again; nothing lives in it.
@@ -763,6 +801,39 @@ mod tests {
                 .sum();
             assert_eq!(counted, self.cleaner.live());
         }
+    }
+
+    #[test]
+    fn a_dirty_block_may_take_the_room_of_two_until_it_is_clean() {
+        let mut cleaner =
+            Cleaner::new(plan(Order::Greedy, Heads::One, 0), SEGMENTS, DATA).counting_dirty_twice();
+        cleaner.open(0, 0);
+        for i in 0..DATA / 2 {
+            cleaner.append(0, Why::Filled, i % 2 == 0);
+        }
+        cleaner.close(0);
+        let quarter = DATA / 4;
+        assert_eq!(
+            (cleaner.live(), cleaner.counts(0)),
+            (24, (3 * quarter, quarter))
+        );
+        for _ in 0..quarter {
+            cleaner.destaged(0);
+        }
+        assert_eq!((cleaner.live(), cleaner.counts(0)), (16, (2 * quarter, 0)));
+        // One half is lost: everything takes the same.
+        cleaner.count_all_alike(DATA / 2);
+        assert_eq!((cleaner.live(), cleaner.counts(0)), (16, (2 * quarter, 0)));
+        cleaner.open(1, 0);
+        cleaner.append(1, Why::Filled, true);
+        assert_eq!(cleaner.counts(1), (1, 1));
+        cleaner.free(1);
+        for _ in 0..2 * quarter {
+            cleaner.died(0, false);
+        }
+        assert_eq!((cleaner.live(), cleaner.dead()), (0, Some(0)));
+        cleaner.free(0);
+        assert_eq!((cleaner.dead(), cleaner.turn()), (None, None));
     }
 
     const ORDERS: [Order; 5] = [

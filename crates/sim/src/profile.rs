@@ -140,7 +140,7 @@ pub(crate) const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 41] = [
+pub const PROFILES: [Profile; 42] = [
     CALM,
     Profile {
         name: "restart",
@@ -692,11 +692,26 @@ pub const PROFILES: [Profile; 41] = [
         call_off: 10,
         ..CALM
     },
+    Profile {
+        name: "twice-slow",
+        about: "two or three flash devices that hold everything twice, whose flushes are slow, and one of which dies at any moment, written through, and crashes (not part of mixed)",
+        modes: [1, 6, 2, 0],
+        lives: (2, 6),
+        requests: (40, 200),
+        crash: 80,
+        flash_flush_ns: 20_000_000,
+        flash_death: true,
+        change: 4,
+        revival: 80,
+        devices: (2, 3),
+        twice: true,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0,
+    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0,
 ];
 
 /// The name that lets the seed choose.

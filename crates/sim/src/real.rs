@@ -173,7 +173,8 @@ impl Maker for Real {
         };
         let sizes: Vec<u64> = devices.iter().map(|d| d.len()).collect();
         let laid_out = match twice {
-            true => Layout::for_twice(&sizes, shape.segment_blocks),
+            // In some worlds clean blocks are there once.
+            true => Layout::for_twice(&sizes, shape.segment_blocks, shape.seed / 11 % 4 != 0),
             false => Layout::for_devices(&sizes, shape.segment_blocks),
         };
         let (layout, extents) = laid_out.map_err(|(place, e)| format!("device {place}: {e}"))?;

@@ -85,7 +85,8 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::FlushEndsEarly
         | Fault::FlushForgetsOne
         | Fault::BelieveBelowFloor => "devices-fail",
-        Fault::SecondHalfUnflushed => "twice-fail",
+        Fault::SecondHalfUnflushed | Fault::DirtyOnce => "twice-fail",
+        Fault::CleanDecides => "twice",
         _ => "mixed",
     }
 }

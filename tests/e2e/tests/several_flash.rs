@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use hearth_rig::daemon::path;
 use hearth_rig::load::{BLOCKS, Writer};
+use hearth_rig::nbd::Command;
 use hearth_rig::pattern::BLOCK;
 use hearth_rig::{Hearth, wait};
 use std::path::PathBuf;
@@ -519,6 +520,123 @@ fn mirrored() -> Result<(Hearth, [String; 2])> {
     hearth.serve_args = vec!["--flash".into(), b.clone()];
     hearth.start()?;
     Ok((hearth, [a, b]))
+}
+
+/// A number that `pool show --json` tells of the pool.
+fn told(hearth: &Hearth, key: &str) -> Result<u64> {
+    let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    pool[key].as_u64().with_context(|| format!("{key}: {pool}"))
+}
+
+/// What is clean is on one device, and `pool show` says so.
+#[test]
+fn a_new_pool_of_two_copies_has_clean_blocks_once_and_says_so() -> Result<()> {
+    let (hearth, [a, b]) = mirrored()?;
+    let shown = hearth.ok(&["pool", "show"])?;
+    ensure!(
+        shown.contains("2 of what is dirty, 1 of what is clean"),
+        "{shown}"
+    );
+    ensure!(told(&hearth, "dirty_copies")? == 2 && told(&hearth, "clean_copies")? == 1);
+    // More than one device has room for.
+    let lengths = [&a, &b].map(|path| std::fs::metadata(path).map(|m| m.len()));
+    let one = lengths.into_iter().collect::<std::io::Result<Vec<u64>>>()?;
+    let most = one.into_iter().max().context("no device")?;
+    let origin = hearth.dir().join("o.img");
+    std::fs::write(&origin, vec![1; (most + most / 2) as usize])?;
+    hearth.add("d", path(&origin), &["--seq-cutoff", "0"])?;
+    let mut client = hearth.connect("d")?;
+    client.sweep(Command::Read, 0..most + most / 2, 128 << 10, 8, |_, _| {})?;
+    wait::until("more is cached than fits on one device", LIMIT, || {
+        told(&hearth, "cached")
+            .is_ok_and(|cached| cached > most)
+            .then_some(())
+    })
+    .with_context(|| hearth.log())
+}
+
+/// Clean blocks that went with a device are let go without a record, and written past since. So whatever takes its place must bring
+/// none of them back: not the lost device itself, its old content left, nor the copy of the other halves that it is given. All
+/// blocks are equal here, so that each fits every entry.
+#[test]
+fn what_was_clean_on_a_lost_device_does_not_come_back_with_it() -> Result<()> {
+    for victim in [0, 1] {
+        comes_back(victim).with_context(|| format!("device {}", victim + 1))?;
+    }
+    Ok(())
+}
+
+fn comes_back(victim: usize) -> Result<()> {
+    const BYTES: u64 = 24 << 20;
+    const PIECE: u64 = 64 << 10;
+    const OLD: u8 = 0x5a;
+    const NEW: u8 = 0xa5;
+    let (mut hearth, both) = mirrored()?;
+    for (name, mode) in [("d", "write-around"), ("stays", "write-through")] {
+        let origin = hearth.dir().join(name);
+        std::fs::write(&origin, vec![OLD; BYTES as usize])?;
+        let mode = ["--mode", mode, "--seq-cutoff", "0"];
+        hearth.add(name, path(&origin), &mode)?;
+    }
+    let (mut client, mut stays) = (hearth.connect("d")?, hearth.connect("stays")?);
+    // The other disk's blocks keep every segment from being freed.
+    for at in (0..BYTES).step_by(PIECE as usize) {
+        client.read(at, PIECE as u32)?;
+        stays.read(at, PIECE as u32)?;
+    }
+    let cached = |hearth: &Hearth, which: &dyn Fn(u64) -> bool| {
+        wait::until("so much is cached", LIMIT, || {
+            told(hearth, "cached").is_ok_and(which).then_some(())
+        })
+        .with_context(|| hearth.log())
+    };
+    cached(&hearth, &|bytes| bytes > BYTES / 2 * 3)?;
+
+    let gone = PathBuf::from(&both[victim]);
+    let old = hearth.dir().join("old.img");
+    std::fs::copy(&gone, &old)?;
+    std::fs::remove_file(&gone)?;
+    wait::until("the device is lost", LIMIT, || {
+        let used = stays.write(0, &[OLD; BLOCK]).and_then(|()| stays.flush());
+        let lost = used.is_ok() && is_lost(&hearth, victim).is_ok_and(|lost| lost);
+        lost.then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    cached(&hearth, &|bytes| bytes > 0 && bytes < BYTES / 4 * 5)
+        .context("what was on it is let go, and nothing else")?;
+    // Block by block: what makes a copy void that is there speaks of no other one.
+    let write = Command::Write { fua: false };
+    client.sweep(write, 0..BYTES, BLOCK as u32, 4, |_, data| data.fill(NEW))?;
+    client.flush()?;
+    cached(&hearth, &|bytes| bytes < BYTES / 8 * 5)?;
+
+    std::fs::copy(&old, &gone)?;
+    let same = path(&gone).to_owned();
+    hearth
+        .ok(&["pool", "replace-flash", &same, &same])
+        .with_context(|| hearth.log())?;
+    ensure!(!is_lost(&hearth, victim)?, "{}", hearth.log());
+    drop((client, stays));
+    // Stopped, so that no region is open that would be distrusted, and killed, so that the log is read.
+    hearth.stop()?;
+    hearth.start()?;
+    hearth.kill9()?;
+    hearth.start().with_context(|| hearth.log())?;
+    ensure!(!is_lost(&hearth, victim)?, "{}", hearth.log());
+    // An origin that is not what old copies say makes a start distrust them all; so they are counted as they are found.
+    let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    let found = pool["recovery"]["cached_blocks"].as_u64();
+    let most = BYTES / BLOCK as u64 / 8 * 5;
+    ensure!(
+        found.is_some_and(|found| found > 0 && found < most),
+        "more than what the other disk has on the other device: {pool}"
+    );
+    let mut client = hearth.connect("d")?;
+    for at in (0..BYTES).step_by(PIECE as usize) {
+        let read = client.read(at, PIECE as u32)?;
+        ensure!(read.iter().all(|byte| *byte == NEW), "old, at {at}");
+    }
+    Ok(())
 }
 
 /// A device that was lost while the other one went on is back after a crash, and the other one is not: nothing but what is

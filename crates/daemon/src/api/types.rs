@@ -699,6 +699,9 @@ pub struct PoolInfo {
     /// On how many devices everything is that is on flash, as long as none is lost: 1 or 2.
     #[serde(default = "one_copy")]
     pub dirty_copies: u32,
+    /// On how many of them clean blocks are, of which the origin has another copy: 1, or as many. 0: not told.
+    #[serde(default)]
+    pub clean_copies: u32,
     /// `serving`, `new` (never served), `clean` (stopped cleanly, as after an export), `dirty` (in
     /// use, or not stopped cleanly), `failed`, or, while serving from the origins alone, `cache-off`
     /// (the flash takes no writes) or `leaving` (the flash file was removed).

@@ -33,6 +33,16 @@ pub fn create_several(
     options: &CreateOptions,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<PoolInfo> {
+    create_laid_out(devices, options, true, progress)
+}
+
+/// The same. Versions before this one made pools that keep everything twice with clean blocks twice, too: not `once`.
+pub(super) fn create_laid_out(
+    devices: &[DeviceAt],
+    options: &CreateOptions,
+    once: bool,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<PoolInfo> {
     let paths: Vec<PathBuf> = devices.iter().map(|d| d.path.clone()).collect();
     if let Some(error) = devices::too_many(&paths) {
         return Err(error);
@@ -50,14 +60,14 @@ pub fn create_several(
     };
     // What does not fit together is found out before anything is written, as far as sizes are known.
     if let Some(sizes) = devices.iter().map(|d| d.size).collect::<Option<Vec<u64>>>() {
-        lay_out(&paths, &sizes, options.twice)?;
+        lay_out(&paths, &sizes, options.twice, once)?;
     }
     let mut prepared = Vec::new();
     for device in devices {
         prepared.push(prepare(&device.path, &of(device), progress)?);
     }
     let sizes: Vec<u64> = prepared.iter().map(|p| p.file.size()).collect();
-    let (layout, entries) = lay_out(&paths, &sizes, options.twice)?;
+    let (layout, entries) = lay_out(&paths, &sizes, options.twice, once)?;
     let mut media = Vec::new();
     let mut replaced = Vec::new();
     for ((p, path), entry) in prepared.into_iter().zip(&paths).zip(&entries) {
@@ -121,14 +131,19 @@ pub fn create_several(
 
 /// Where on them what goes. Segments are as large as for one device of all their bytes, but not so large that the
 /// smallest has too few.
-fn lay_out(paths: &[PathBuf], sizes: &[u64], twice: bool) -> Result<(Layout, Vec<DeviceEntry>)> {
+fn lay_out(
+    paths: &[PathBuf],
+    sizes: &[u64],
+    twice: bool,
+    once: bool,
+) -> Result<(Layout, Vec<DeviceEntry>)> {
     let total: u64 = sizes.iter().fold(0, |sum, size| sum.saturating_add(*size));
     let least = sizes.iter().copied().min().unwrap_or(0);
     // A device should have some dozens of them.
     let segment =
         Layout::segment_blocks_for(total).min(Layout::segment_blocks_for(least.saturating_mul(16)));
     let laid_out = match twice {
-        true => Layout::for_twice(sizes, segment),
+        true => Layout::for_twice(sizes, segment, once),
         false => Layout::for_devices(sizes, segment),
     };
     let (layout, extents) = laid_out.map_err(|(place, e)| {

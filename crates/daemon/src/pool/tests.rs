@@ -530,6 +530,11 @@ fn a_registry_that_has_grown_and_a_checkpoint_leave_each_other_alone() {
 
 /// A pool on two files that keeps everything twice, and what is to be kept beside it.
 fn twice() -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
+    twice_made(true)
+}
+
+/// The same, in which clean blocks are there `once`, or, as earlier versions made it, twice.
+fn twice_made(once: bool) -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
     let paths = ["a", "b"].map(|name| dir.path().join(name)).to_vec();
     let devices: Vec<DeviceAt> = paths
@@ -543,19 +548,30 @@ fn twice() -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
         twice: true,
         ..CreateOptions::default()
     };
-    create_several(&devices, &options, &mut |_, _| true).unwrap();
+    create::create_laid_out(&devices, &options, once, &mut |_, _| true).unwrap();
     (dir, paths)
 }
 
 #[test]
-fn what_is_there_twice_has_room_once() {
-    let (_dir, paths) = twice();
-    let pool = Pool::look_at(&paths).unwrap();
-    let segments = u64::from(pool.superblock.layout.segment_count);
-    assert_eq!(pool.info().segments, segments);
-    let each = pool.superblock.layout.data_blocks();
-    assert_eq!(pool.capacity(), segments * u64::from(each) * BLOCK);
-    assert!(pool.capacity() < 64 << 20);
+fn of_what_is_there_twice_it_is_told_how_often_clean_blocks_are_there_and_what_fits() {
+    for (once, copies) in [(true, 1), (false, 2)] {
+        let (_dir, paths) = twice_made(once);
+        let pool = Pool::look_at(&paths).unwrap();
+        let info = pool.info();
+        assert_eq!((info.dirty_copies, info.clean_copies), (2, copies));
+        let segments = u64::from(pool.superblock.layout.segment_count);
+        assert_eq!(info.segments, segments);
+        let each = u64::from(pool.superblock.layout.data_blocks()) * BLOCK;
+        assert_eq!(info.capacity, segments * each * 2 / u64::from(copies));
+        // What all of both devices would hold, or one.
+        let most = (64 << 20) * 2 / u64::from(copies);
+        assert!(info.capacity < most && info.capacity > most / 4 * 3);
+        drop(pool);
+        // Opening it changes nothing about that.
+        drop(Pool::open_all(&paths).unwrap());
+        let again = Pool::look_at(&paths).unwrap().info();
+        assert_eq!(again.clean_copies, copies);
+    }
 }
 
 #[test]

@@ -36,6 +36,10 @@ impl Pool {
             device_bytes: self.flash.iter().map(|device| device.size()).sum(),
             devices: self.devices(),
             dirty_copies: if self.superblock.is_twice() { 2 } else { 1 },
+            clean_copies: match self.superblock.is_twice() && !layout.once {
+                true => 2,
+                false => 1,
+            },
             capacity: self.capacity(),
             segments: self.segments(),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,

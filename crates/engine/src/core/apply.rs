@@ -148,6 +148,7 @@ impl Core {
                         self.void_fill(item.disk, block - voided, voided);
                         voided = 0;
                         self.map(copy(&item, i, false), u64::from(freq), now);
+                        self.drop_if_gone(item.disk, block, item.slot + i);
                     }
                     let end = item.block + u64::from(item.count);
                     self.void_fill(item.disk, end - voided, voided);
@@ -176,6 +177,9 @@ impl Core {
                             self.map(copy(&item, i, dirty), u64::from(freq), now);
                             if lost {
                                 self.lose(item.disk, block, item.slot + i);
+                            }
+                            if !dirty {
+                                self.drop_if_gone(item.disk, block, item.slot + i);
                             }
                         } else {
                             self.cache.index.set_mark(old + i, false);

@@ -182,8 +182,8 @@ impl Core {
                 at = 0;
             }
             at = self.flash.sifted(seg).max(at);
-            while at < log.data_blocks {
-                let slot = self.cache.index.slot(seg * log.segment_blocks + at);
+            while at < log.slots_end() {
+                let slot = self.cache.index.slot(seg * log.segment_slots + at);
                 let goes = slot.is_some_and(|info| {
                     let verdict = self.cache.policy.evict(info.freq as u8);
                     !info.dirty && verdict == hearth_policy::Verdict::Drop

@@ -198,7 +198,7 @@ impl Engine {
         known: &[KnownDisk],
     ) -> Result<(Engine, OpenReport), OpenError> {
         let sb = Superblock::load(media)?;
-        let floors = [sb.log_floor, sb.clean_floor];
+        let floors = [sb.log_floor, sb.clean_floor, sb.once.floor];
         if sb.generation >= GENERATIONS_END || floors.iter().any(|n| *n >= NUMBERS_END) {
             let why = "its superblock counts further than any pool does";
             return Err(OpenError::Damaged(why.to_owned()));
@@ -266,6 +266,9 @@ impl Engine {
             core.flash.sb.state = PoolState::Open;
             core.flash.store_superblock(media)?;
         }
+        // Not before it is durable which devices are lost.
+        core.drop_all_gone();
+        core.flash.tighten();
         // Segment numbers never repeat: the superblock's generation is in their upper half.
         core.flash.log.next_segment_seq = core
             .flash

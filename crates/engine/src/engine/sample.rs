@@ -121,7 +121,7 @@ impl Engine {
             mine.then(|| (info.key.block(), core.cache.index.crc(slot)))
         };
         let slots = core.cache.index.slots();
-        let blocks = core.flash.log.segment_blocks;
+        let blocks = core.flash.log.segment_slots;
         let mut newest: Vec<(u64, u32)> = (core.flash.log.segments.iter().map(|s| s.seq))
             .zip(0..)
             .collect();

@@ -5,9 +5,9 @@
 //! more, and what still holds is logged again before it goes:
 //!
 //! - *void*: a block that is not cached, and of which a dead copy lies in another segment. Where the segment says of it
-//!   no more than that it is clean, whoever dropped the copy has logged that, with two exceptions: what lies below a
-//!   clean floor is dropped without a word, and so is what goes with a segment whose turn has begun. Without
-//!   either record the copy would be dirty again, and go over what the origin was given since;
+//!   no more than that it is clean, whoever dropped the copy has logged that, with three exceptions: what lies below a
+//!   clean floor is dropped without a word, and so is what goes with a lost device, or with a segment whose turn has
+//!   begun. Without either record the copy would be dirty again, and go over what the origin was given since;
 //! - *zeros* of which the origin does not know yet, and *told*: zeros that an older record elsewhere
 //!   claims, and that the origin has had, or that were written since;
 //! - *clean*: a copy elsewhere was logged as dirty, and the origin has it. Where nothing dirty is left in the
@@ -66,7 +66,8 @@ pub(crate) struct Leaving<'a> {
     pub segments: &'a [Segment],
     pub segment_blocks: u32,
     /// Clean copies may have been dropped without a record, as a start drops those below a clean floor
-    /// ([`crate::flash::recover`]). Then what says that a copy is clean may be the last word on it.
+    /// ([`crate::flash::recover`]), or as their device is lost ([`crate::flash::gone`]). Then what says that a copy
+    /// is clean may be the last word on it.
     pub unsaid_drops: bool,
     /// Others that were emptied and are not free yet, because there is no room for what they say again. What was
     /// dropped with them was not recorded, either.

@@ -89,7 +89,11 @@ impl<U: Users> FlashDevice<U> {
                 (true, 0) => main,
                 (true, other) => other,
             };
-            match self.log.take_batch(at, head_of) {
+            let there = match self.log.heads[at].as_ref() {
+                Some(head) => self.sides_there(head.seg),
+                None => [true; 2],
+            };
+            match self.log.take_batch(at, there, head_of) {
                 Some(items) => self.send(at, items),
                 None => self.roll_one(at),
             }
@@ -194,8 +198,9 @@ impl<U: Users> FlashDevice<U> {
             true => self.log.applied_seq,
             false => self.log.durable_seq,
         };
-        let segment_start = self.layout.segment_start;
-        let segment_blocks = self.log.segment_blocks;
+        let segment_slots = self.log.segment_slots;
+        let half = self.log.half;
+        let dirty_once = self.faults.has(Fault::DirtyOnce);
         self.log.last_head = to;
         if to == 0 || to == STRIPED_HEAD {
             self.log.last_main = to;
@@ -208,6 +213,7 @@ impl<U: Users> FlashDevice<U> {
         let mut bufs: SmallVec<[BufSlice; 2]> = SmallVec::new();
         let descriptor = Buf::zeroed(BLOCK as usize);
         bufs.push(descriptor.all());
+        let mut sides = Sides::new(&descriptor, head.next, dirty_once);
         let mut blocks = 0u32;
         let mut payload = 0u64;
         let mut moved = 0u64;
@@ -218,7 +224,7 @@ impl<U: Users> FlashDevice<U> {
                         .as_ref()
                         .is_none_or(|d| d.len() == item.count as usize * 4096)
                 );
-                let base = head.seg * segment_blocks;
+                let base = head.seg * segment_slots;
                 for i in 0..item.count {
                     entries.push(Entry {
                         disk: item.disk,
@@ -235,7 +241,15 @@ impl<U: Users> FlashDevice<U> {
                 } else {
                     payload += u64::from(item.count);
                 }
-                if let Some(data) = &item.data {
+                if half > 0 {
+                    sides.put(
+                        item.kind == Kind::Dirty,
+                        item.slot - base,
+                        half,
+                        item.count,
+                        item.data.as_ref(),
+                    );
+                } else if let Some(data) = &item.data {
                     match bufs.last_mut() {
                         Some(last) if last.adjoins(data) => last.extend(data.len()),
                         _ => bufs.push(data.clone()),
@@ -272,15 +286,15 @@ impl<U: Users> FlashDevice<U> {
         let encoded = header.encode(&entries, window.bytes_mut());
         encoded.expect("a batch is taken within its bounds");
         let at = head.next;
-        head.next += 1 + blocks;
+        let rows = header.rows(at, half, &entries);
+        head.next += 1 + rows;
         head.entries.extend_from_slice(&entries);
         head.marks.push(BatchMark {
             seq,
             entries: entries.len() as u16,
         });
         let seg = head.seg;
-        let offset =
-            (segment_start + u64::from(seg) * u64::from(segment_blocks) + u64::from(at)) * BLOCK;
+        let offset = self.layout.segment_offset(seg) + u64::from(at) * BLOCK;
         let last_ord = items.last().map_or(0, |i| i.ord);
         // A split item's first part must not make its last part count as applied, nor what was passed over what passed it.
         let partial = self.log.queue.iter().any(|f| f.ord == last_ord);
@@ -294,7 +308,7 @@ impl<U: Users> FlashDevice<U> {
         }
         self.log.segments[seg as usize].batches += 1;
         self.touched[seg as usize] += 1;
-        let bytes = u64::from(1 + blocks) * BLOCK;
+        let bytes = u64::from(1 + rows) * BLOCK;
         self.log.batches.push_back(Batch {
             seq,
             seg,
@@ -307,8 +321,17 @@ impl<U: Users> FlashDevice<U> {
         self.counters.batches += 1;
         self.counters.flash_payload_bytes += payload * BLOCK;
         self.counters.flash_reinsert_bytes += moved * BLOCK;
-        let io = Io::write(self.target(), offset, bufs);
-        debug_assert_eq!(io.len, bytes);
+        let io = match half {
+            0 => Io::write(self.target(), offset, bufs),
+            _ => {
+                let [first, second] = sides.bufs;
+                Io {
+                    second: Some(second),
+                    ..Io::write(self.target(), offset, first)
+                }
+            }
+        };
+        debug_assert!(io.len == bytes || half > 0);
         self.out.send(FlashOp::Batch { seq }, io);
     }
 
@@ -490,8 +513,8 @@ impl<U: Users> FlashDevice<U> {
         }
         self.log.segments[seg as usize].state = SegState::Trimming;
         self.touched[seg as usize] += 1;
-        let bytes = u64::from(self.log.segment_blocks) * BLOCK;
-        let offset = self.layout.segment_start * BLOCK + u64::from(seg) * bytes;
+        let bytes = u64::from(self.layout.segment_blocks) * BLOCK;
+        let offset = self.layout.segment_offset(seg);
         let io = Io::range(self.target(), OpKind::Discard, offset, bytes);
         self.out.send(FlashOp::Trim { seg }, io.in_background());
     }
@@ -505,6 +528,49 @@ impl<U: Users> FlashDevice<U> {
         }
         self.log.segments[seg as usize].state = SegState::Free;
         self.put_free(seg);
+    }
+}
+
+/// What each half of a segment gets of a batch.
+struct Sides {
+    bufs: [SmallVec<[BufSlice; 2]>; 2],
+    /// Block of the half behind that.
+    next: [u32; 2],
+    dirty_once: bool,
+}
+
+impl Sides {
+    /// The descriptor, which is block `at`.
+    fn new(descriptor: &Buf, at: u32, dirty_once: bool) -> Sides {
+        Sides {
+            bufs: [(); 2].map(|()| [descriptor.all()].into_iter().collect()),
+            next: [at + 1; 2],
+            dirty_once,
+        }
+    }
+
+    /// A run that has its place in slots of the segment from `slot` on: what is dirty in both halves.
+    fn put(&mut self, dirty: bool, slot: u32, half: u32, count: u32, data: Option<&BufSlice>) {
+        let (side, row) = ((slot / half) as usize, slot % half);
+        for n in 0..2 {
+            if n != side && !dirty {
+                continue;
+            }
+            let lost = self.dirty_once && n != side;
+            // A block of the half that was behind is left out.
+            let gap = row.saturating_sub(self.next[n]) + if lost { count } else { 0 };
+            if gap > 0 {
+                self.bufs[n].push(Buf::zeroed(gap as usize * BLOCK as usize).all());
+            }
+            self.next[n] = row + count;
+            let Some(data) = data.filter(|_| !lost) else {
+                continue;
+            };
+            match self.bufs[n].last_mut() {
+                Some(last) if last.adjoins(data) => last.extend(data.len()),
+                _ => self.bufs[n].push(data.clone()),
+            }
+        }
     }
 }
 

@@ -179,7 +179,7 @@ impl<U: Users> FlashDevice<U> {
     }
 
     fn area_bytes(&self, area: Area) -> u64 {
-        u64::from(area.segments) * u64::from(self.log.segment_blocks) * BLOCK
+        u64::from(area.segments) * u64::from(self.layout.segment_blocks) * BLOCK
     }
 
     /// Does what comes next.

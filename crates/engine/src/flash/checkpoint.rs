@@ -10,7 +10,7 @@ use crate::faults::Fault;
 use crate::flash::append::FITS;
 use crate::flash::dead::Dead;
 use crate::flash::device::{FlashDevice, Users};
-use crate::flash::log::{Gone, Log, Sealing, SegState, Segment, Slot};
+use crate::flash::log::{Gone, Log, Sealing, SegState, Segment, Slot, is_for_data};
 use crate::flash::recover::NUMBERS_END;
 use crate::paths::{Path, took};
 use hearth_format::checkpoint::Section;
@@ -469,7 +469,7 @@ impl<U: Users> FlashDevice<U> {
         let Some(count) = count.filter(|n| *n as usize != self.log.segments.len()) else {
             return true;
         };
-        let slots = u64::from(count) * u64::from(self.log.segment_blocks);
+        let slots = u64::from(count) * u64::from(self.log.segment_slots);
         // Room is made for no more than lies here.
         let of_slots = |s: &Section| s.kind == SLOTS && s.len >= slots;
         if slots >= u64::from(u32::MAX) || !header.sections.iter().any(of_slots) {
@@ -504,7 +504,7 @@ impl<U: Users> FlashDevice<U> {
             return Some(());
         }
         took(Path::OpenedWithout);
-        let (log, blocks) = (&self.log, self.log.segment_blocks);
+        let (log, blocks) = (&self.log, self.log.segment_slots);
         let gone = |slot: Slot| {
             let s = log.segments.get((slot / blocks) as usize);
             s.is_none_or(|s| s.state != SegState::Closed)
@@ -576,10 +576,11 @@ impl<U: Users> FlashDevice<U> {
 
     /// Counts what the slots say, and drops what belongs to no disk. `None`: what they say cannot be.
     fn recount(&mut self, restore: &mut impl Restore) -> Option<()> {
-        let segment_blocks = self.log.segment_blocks;
+        let segment_blocks = self.log.segment_slots;
         for seg in self.log.order.clone() {
             self.cleaner.open(seg, 0);
         }
+        let (half, data_blocks) = (self.log.half, self.log.data_blocks);
         for (seg, s) in self.log.segments.iter_mut().enumerate() {
             let base = seg as u32 * segment_blocks;
             for slot in base..base + segment_blocks {
@@ -588,7 +589,8 @@ impl<U: Users> FlashDevice<U> {
                 };
                 // A log that is walked takes nothing there, and of what is dirty nothing may be left that
                 // nobody finds: it would stay dirty for ever. Clean ones are looked at when they go.
-                let part_of_log = s.state == SegState::Closed && slot - base < self.log.data_blocks;
+                let part_of_log =
+                    s.state == SegState::Closed && is_for_data(half, data_blocks, slot - base);
                 if !part_of_log || dirty && !found {
                     return None;
                 }

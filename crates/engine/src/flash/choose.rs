@@ -174,7 +174,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Segments that go ahead, at most: as many as are filled between two flushes.
     pub(in crate::flash) fn ahead_most(&self) -> usize {
-        let segment = u64::from(self.log.segment_blocks) * BLOCK;
+        let segment = u64::from(self.layout.segment_blocks) * BLOCK;
         let filled = (FLUSH_AFTER_BYTES / segment) as usize;
         filled.min(self.log.usable() / AHEAD_SHARE)
     }
@@ -213,10 +213,7 @@ impl<U: Users> FlashDevice<U> {
         let Some((moves, records)) = self.price(seg, contents, now) else {
             return Verdict::Unknown;
         };
-        let (blocks, entries) = (
-            u64::from(self.log.data_blocks),
-            self.log.summary_capacity as u64,
-        );
+        let (blocks, entries) = (self.log.segment_room(), self.log.summary_capacity as u64);
         let cost = moves * entries + records as u64 * blocks;
         let dear =
             cost * GAIN_SHARE > blocks * entries * (GAIN_SHARE - 1) || records > self.record_room();
@@ -224,7 +221,8 @@ impl<U: Users> FlashDevice<U> {
         if !must && dear && !self.faults.has(Fault::FreeForNothing) {
             return self.stays(seg);
         }
-        self.evict.said_blocks = (records as u64 * blocks).div_ceil(entries) as u32;
+        let rows = u64::from(self.log.data_blocks);
+        self.evict.said_blocks = (records as u64 * rows).div_ceil(entries) as u32;
         self.begin(seg);
         Verdict::Goes
     }
@@ -257,10 +255,11 @@ impl<U: Users> FlashDevice<U> {
             return None;
         }
         let terms = self.terms(seg, now);
-        let base = seg * self.log.segment_blocks;
+        let base = seg * self.log.segment_slots;
         // Whatever is not known to go may be moved.
-        let mut moves = u64::from(self.log.segments[seg as usize].live);
-        let goes: Vec<bool> = (base..base + self.log.data_blocks)
+        let s = self.log.segments[seg as usize];
+        let mut moves = u64::from(s.live) + u64::from(s.dirty) * (self.log.copies_of_dirty() - 1);
+        let goes: Vec<bool> = (base..base + self.log.slots_end())
             .map(|slot| {
                 let fate = contents.look(slot, &terms);
                 moves -= u64::from(matches!(fate, Fate::Goes | Fate::Orphan));

@@ -15,13 +15,14 @@ use crate::flash::durable::Waiting;
 use crate::flash::emptying::Emptying;
 use crate::flash::evict::Evict;
 use crate::flash::fail::{FailMark, Noted};
+use crate::flash::gone::Dropping;
 use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
 use crate::flash::map::MapStore;
 use crate::flash::rescue::Rescue;
 use crate::flash::twice::Losing;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
-use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
+use hearth_io::{BufSlice, IoDone, OpKind, Target};
 use hearth_policy::cleaning::{Cleaner, Heads, Order, Plan, most_of};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -149,6 +150,8 @@ pub(crate) struct FlashDevice<U: Users> {
     pub(in crate::flash) noted_beside: bool,
     /// That one of its devices is lost is being noted.
     pub(in crate::flash) losing: Option<Losing>,
+    /// Clean blocks that lay on lost devices only are being dropped.
+    pub(in crate::flash) gone: Dropping,
     /// Places where reads of it failed since one succeeded. Places, because one that is read again
     /// and again says nothing about the rest.
     pub read_errors: BTreeSet<u64>,
@@ -185,8 +188,9 @@ impl<U: Users> FlashDevice<U> {
         let mut log = Log {
             segments: vec![segment; layout.segment_count as usize],
             next_batch_seq: 1,
-            segment_blocks: layout.segment_blocks,
+            segment_slots: layout.segment_slots(),
             data_blocks: layout.data_blocks(),
+            half: layout.half_blocks(),
             summary_capacity: layout.summary_capacity(),
             ..Log::default()
         };
@@ -198,7 +202,7 @@ impl<U: Users> FlashDevice<U> {
         for seg in beside {
             log.set_bad(seg);
         }
-        let cleaner = Cleaner::new(plan_of(&log), layout.segment_count, log.data_blocks);
+        let cleaner = cleaner_of(plan_of(&log), &log);
         FlashDevice {
             number,
             devices: Devices::new(sb.spread(), faults),
@@ -228,6 +232,7 @@ impl<U: Users> FlashDevice<U> {
             noted: Noted::default(),
             noted_beside: false,
             losing: None,
+            gone: Dropping::default(),
             read_errors: BTreeSet::new(),
             held_segments: 0,
             order_noted: false,
@@ -245,11 +250,12 @@ impl<U: Users> FlashDevice<U> {
     /// What is appended together. Before anything is.
     pub fn set_heads(&mut self, heads: Heads) {
         self.log.heads_used = heads.count();
+        self.log.tight = self.is_single();
         let plan = Plan {
             heads,
             ..plan_of(&self.log)
         };
-        self.cleaner = Cleaner::new(plan, self.layout.segment_count, self.log.data_blocks);
+        self.cleaner = cleaner_of(plan, &self.log);
     }
 
     /// What operations on it name.
@@ -269,7 +275,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// Where a slot lies on it, in bytes.
     pub fn slot_offset(&self, slot: Slot) -> u64 {
-        (self.layout.segment_start + u64::from(slot)) * BLOCK
+        self.layout.slot_offset(slot)
     }
 
     /// Reads consecutive slots into a buffer of their length.
@@ -362,7 +368,7 @@ impl<U: Users> FlashDevice<U> {
         let seg = self.log.segment_of(slot);
         let s = self.log.segments.get(seg);
         s.is_some_and(|s| s.state == SegState::Closed)
-            && slot % self.log.segment_blocks < self.log.data_blocks
+            && self.log.is_for_data(slot % self.log.segment_slots)
     }
 
     /// Is anything held in a segment?
@@ -426,6 +432,15 @@ impl<U: Users> FlashDevice<U> {
         let seg = self.log.segment_of(slot);
         self.log.segments[seg].dirty -= 1;
         self.cleaner.destaged(seg as u32);
+    }
+}
+
+fn cleaner_of<T: Token>(plan: Plan, log: &Log<T>) -> Cleaner {
+    let room = log.segment_room() as u32;
+    let cleaner = Cleaner::new(plan, log.segments.len() as u32, room);
+    match log.copies_of_dirty() {
+        1 => cleaner,
+        _ => cleaner.counting_dirty_twice(),
     }
 }
 

@@ -256,10 +256,10 @@ impl Devices {
 
     /// What both halves get of something that changes the log, where everything is there twice.
     pub fn pair(&mut self, op: FlashOp, io: &Io) -> Vec<(Part, Io)> {
-        let places: SmallVec<[(u16, u64); 2]> = self.spread.halves(io.offset).collect();
-        let waits = places.iter().fold(0, |waits, (n, _)| waits | bit(*n));
+        let places: SmallVec<[(usize, u16, u64); 2]> = self.spread.sides(io.offset).collect();
+        let waits = places.iter().fold(0, |waits, (_, n, _)| waits | bit(*n));
         let joint = self.join(op, io.kind, waits);
-        let parts = places.into_iter().map(|(device, offset)| {
+        let parts = places.into_iter().map(|(side, device, offset)| {
             let part = Part {
                 joint,
                 device,
@@ -269,10 +269,21 @@ impl Devices {
                 [one] => self.own_block(io.offset, one, device),
                 _ => None,
             };
+            let bufs = match (bufs, &io.second) {
+                (Some(own), _) => [own].into_iter().collect(),
+                (None, Some(second)) if side == 1 => second.clone(),
+                (None, _) => io.bufs.clone(),
+            };
+            let len = match io.second.is_some() {
+                true => bufs.iter().map(|b: &BufSlice| b.len() as u64).sum(),
+                false => io.len,
+            };
             let io = Io {
                 target: Target::Flash(device),
                 offset,
-                bufs: bufs.map_or_else(|| io.bufs.clone(), |own| [own].into_iter().collect()),
+                len,
+                bufs,
+                second: None,
                 crcs: io.crcs.clone(),
                 ..*io
             };
@@ -564,6 +575,12 @@ impl<U: Users> FlashDevice<U> {
         self.devices.spread.place(self.layout.segment_offset(seg)).0
     }
 
+    /// Which halves of a segment are on devices that are not lost.
+    pub fn sides_there(&self, seg: u32) -> [bool; 2] {
+        let (spread, at) = (self.devices.spread(), self.layout.segment_offset(seg));
+        [0, 1].map(|side| spread.is_there(spread.device_of_side(at, side)))
+    }
+
     /// Is something on its way to a segment that changes what is there?
     pub fn is_written(&self, seg: u32) -> bool {
         let Some(s) = self.log.segments.get(seg as usize) else {
@@ -807,6 +824,7 @@ mod tests {
             own: [0; 2],
             named: |_, _| None,
             lost: 0,
+            once: false,
         };
         let spread = Spread::over(A + 4096, [(4096, A)]).twice(how);
         Devices::new(spread, Faults::none())

@@ -312,8 +312,8 @@ impl<U: Users> FlashDevice<U> {
         if s.live == 0 || !self.starved() && !self.read_entries(seg) {
             return;
         }
-        let base = seg * self.log.segment_blocks;
-        let data_blocks = self.log.data_blocks;
+        let base = seg * self.log.segment_slots;
+        let data_blocks = self.log.slots_end();
         if self.evict.at >= data_blocks {
             if self.evict.moving > 0 || now.saturating_sub(self.evict.scanned_ns) < RESCAN_NS {
                 return;
@@ -366,12 +366,14 @@ impl<U: Users> FlashDevice<U> {
         if self.log.free.is_empty() || self.is_on_emptying(seg) {
             return 0;
         }
-        let most = self.log.data_blocks - self.log.data_blocks / DROP_SHARE;
+        let copies = self.log.copies_of_dirty() as u32;
+        let room = self.log.segment_room() as u32;
+        let most = room - room / DROP_SHARE;
         match self.evict.way {
             // Whatever is dirty is moved, too.
             Way::Oldest => {
                 let dirty = self.log.segments[seg as usize].dirty;
-                most.saturating_sub(self.evict.said_blocks + dirty)
+                most.saturating_sub((self.evict.said_blocks + dirty) * copies)
             }
             _ => most,
         }
@@ -638,8 +640,8 @@ impl<U: Users> FlashDevice<U> {
             dead: &self.dead,
             zeros: &self.log.zeros,
             segments: &self.log.segments,
-            segment_blocks: self.log.segment_blocks,
-            unsaid_drops: self.drops_unsaid(seg),
+            segment_blocks: self.log.segment_slots,
+            unsaid_drops: self.may_be_gone() || self.drops_unsaid(seg),
             emptied: self.emptied_beside(seg),
             queued: BTreeMap::new(),
         }

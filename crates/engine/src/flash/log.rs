@@ -368,8 +368,14 @@ pub(crate) struct Log<T> {
     pub urgent: bool,
     /// Failed batches in a row; see [`fail`](crate::flash::fail).
     pub failures: u32,
-    pub segment_blocks: u32,
+    /// Slots of a segment.
+    pub segment_slots: u32,
+    /// Blocks of a segment, or of each of its halves, that batches take.
     pub data_blocks: u32,
+    /// Where clean blocks lie in one half: slots of the first half, behind which those of the second are. Else 0.
+    pub half: u32,
+    /// With a device lost, something clean takes as much room as what is dirty.
+    pub tight: bool,
     pub summary_capacity: usize,
     /// What segments say of zeros.
     pub zeros: ZeroRecords,
@@ -410,8 +416,10 @@ impl<T> Default for Log<T> {
             epoch: 0,
             urgent: false,
             failures: 0,
-            segment_blocks: 0,
+            segment_slots: 0,
             data_blocks: 0,
+            half: 0,
+            tight: false,
             summary_capacity: 0,
             zeros: ZeroRecords::default(),
         }
@@ -548,7 +556,27 @@ impl<T: Token> Log<T> {
     pub fn blocks_kept(&self) -> u64 {
         let unused = self.free_wanted() + 1 + self.parked.len();
         let segments = self.usable().saturating_sub(unused).max(1);
-        segments as u64 * u64::from(self.data_blocks)
+        segments as u64 * self.segment_room()
+    }
+
+    /// Blocks for which there is room in a segment, as the cleaner counts them: what is in both halves is two.
+    pub fn segment_room(&self) -> u64 {
+        u64::from(self.data_blocks) * self.copies_of_dirty()
+    }
+
+    /// How many blocks something dirty is.
+    pub fn copies_of_dirty(&self) -> u64 {
+        if self.half > 0 && !self.tight { 2 } else { 1 }
+    }
+
+    /// Behind the last slot of a segment that may hold data, counted from its first.
+    pub fn slots_end(&self) -> u32 {
+        self.half + self.data_blocks
+    }
+
+    /// May a slot of a segment, counted from its first, hold data?
+    pub fn is_for_data(&self, slot: u32) -> bool {
+        is_for_data(self.half, self.data_blocks, slot)
     }
 
     /// Blocks (or records: a segment holds about as many of either) clients may still add,
@@ -572,7 +600,7 @@ impl<T: Token> Log<T> {
 
     /// The segment a slot lies in.
     pub fn segment_of(&self, slot: Slot) -> usize {
-        (slot / self.segment_blocks) as usize
+        (slot / self.segment_slots) as usize
     }
 
     /// True if nothing waits or is in flight.
@@ -609,13 +637,15 @@ impl<T: Token> Log<T> {
     ///
     /// Data of other heads may be passed over, for what is of different blocks may come in any order; but not by what
     /// speaks of more than its blocks.
+    ///
+    /// `there`: which of the two halves of the head's segment are.
     pub fn take_batch(
         &mut self,
         at: usize,
+        there: [bool; 2],
         head_of: impl Fn(Why) -> usize,
     ) -> Option<Vec<Item<T>>> {
         let head = self.heads[at].as_ref()?;
-        let mut room_blocks = self.data_blocks.saturating_sub(head.next + 1);
         let mut room_entries =
             BATCH_ENTRIES_MAX.min(head.entries_left(self.summary_capacity)) as u32;
         // A descriptor block must fit even for a batch of records.
@@ -623,7 +653,13 @@ impl<T: Token> Log<T> {
             return None;
         }
         let mut items = Vec::new();
-        let mut slot = head.seg * self.segment_blocks + head.next + 1;
+        let base = head.seg * self.segment_slots;
+        let mut places = Places {
+            half: self.half,
+            end: self.data_blocks,
+            next: [head.next + 1; 2],
+            there,
+        };
         let mut i = 0;
         let mut looked = 0;
         while looked < PASSED_MAX
@@ -631,7 +667,7 @@ impl<T: Token> Log<T> {
         {
             looked += 1;
             let want = front.entries();
-            let data = front.kind.is_data();
+            let (data, dirty) = (front.kind.is_data(), front.kind == Kind::Dirty);
             let elsewhere = data && head_of(front.why) != at;
             let (disk, start, end) = (
                 front.disk,
@@ -651,9 +687,11 @@ impl<T: Token> Log<T> {
             {
                 break;
             }
-            let fits = want
-                .min(room_entries)
-                .min(if data { room_blocks } else { u32::MAX });
+            let most = want.min(room_entries);
+            let (fits, slot) = match data {
+                true => places.next(dirty, most),
+                false => (most, 0),
+            };
             if fits == 0 {
                 break;
             }
@@ -670,9 +708,8 @@ impl<T: Token> Log<T> {
             };
             room_entries -= fits;
             if data {
-                item.slot = slot;
-                slot += fits;
-                room_blocks -= fits;
+                item.slot = base + slot;
+                places.take(dirty, slot, fits);
                 self.queued_blocks -= fits;
             } else {
                 self.queued_records -= 1;
@@ -683,8 +720,122 @@ impl<T: Token> Log<T> {
     }
 }
 
+/// The same of a segment that takes so many blocks, or each of whose halves does.
+pub(crate) fn is_for_data(half: u32, data_blocks: u32, slot: u32) -> bool {
+    match half {
+        0 => slot < data_blocks,
+        half => slot / half < 2 && slot % half < data_blocks,
+    }
+}
+
+/// Where the data of a batch goes: what is clean to one half, to that which is behind, and so that both are even; what is dirty
+/// to the same place in both (docs/decisions/0029-clean-once.md). Without halves one block goes behind the other.
+struct Places {
+    half: u32,
+    /// Behind the last block of a half.
+    end: u32,
+    /// The next block of each.
+    next: [u32; 2],
+    there: [bool; 2],
+}
+
+impl Places {
+    /// How many of the first `want` blocks of a run go to one place, and to which slot of the segment.
+    fn next(&self, dirty: bool, want: u32) -> (u32, u32) {
+        let [one, other] = self.next;
+        let row = one.max(other);
+        if self.half == 0 || dirty {
+            return (want.min(self.end.saturating_sub(row)), row);
+        }
+        let side = match self.there {
+            [true, false] => 0,
+            [false, true] => 1,
+            _ => usize::from(one > other),
+        };
+        let (row, ahead) = (self.next[side], self.next[1 - side]);
+        let even = match self.there {
+            [true, true] => {
+                let behind = ahead - row;
+                want.min(behind + want.saturating_sub(behind).div_ceil(2))
+            }
+            _ => want,
+        };
+        let fits = even.min(self.end.saturating_sub(row));
+        (fits, side as u32 * self.half + row)
+    }
+
+    /// So many blocks go there.
+    fn take(&mut self, dirty: bool, slot: u32, count: u32) {
+        match self.half {
+            half if half > 0 && !dirty => self.next[(slot / half) as usize & 1] += count,
+            _ => self.next = [slot + count; 2],
+        }
+    }
+}
+
 /// The last of these batches up to a number.
 pub(crate) fn last_through(marks: &[BatchMark], through: u64) -> Option<u64> {
     let n = marks.partition_point(|m| m.seq <= through);
     marks[..n].last().map(|m| m.seq)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// What is clean is in one half, what is dirty in both at the same place; nothing lies on anything else, and clean blocks
+        /// leave at most one block of a half unused beside each dirty run.
+        #[test]
+        fn blocks_of_a_batch_have_places_of_their_own(
+            runs in prop::collection::vec((any::<bool>(), 1u32..40), 1..20),
+            at in 1u32..50,
+            lost in 0usize..3,
+        ) {
+            let there = [lost != 1, lost != 2];
+            let mut places = Places { half: 256, end: 250, next: [at; 2], there };
+            let mut taken = BTreeSet::new();
+            let (mut clean, mut dirty, mut dirty_runs) = (0, 0, 0);
+            'all: for (is_dirty, count) in runs {
+                dirty_runs += u32::from(is_dirty);
+                let mut left = count;
+                while left > 0 {
+                    let (n, slot) = places.next(is_dirty, left);
+                    if n == 0 {
+                        break 'all;
+                    }
+                    prop_assert!(n <= left);
+                    for slot in slot..slot + n {
+                        let (side, row) = (slot / 256, slot % 256);
+                        prop_assert!((at..250).contains(&row));
+                        match is_dirty {
+                            true => {
+                                prop_assert_eq!(side, 0);
+                                prop_assert!(taken.insert((0, row)) && taken.insert((1, row)));
+                            }
+                            false => {
+                                prop_assert!(there[side as usize]);
+                                prop_assert!(taken.insert((side, row)));
+                            }
+                        }
+                    }
+                    places.take(is_dirty, slot, n);
+                    left -= n;
+                    match is_dirty {
+                        true => dirty += n,
+                        false => clean += n,
+                    }
+                }
+            }
+            let used = places.next[0].max(places.next[1]) - at;
+            let last = taken.iter().map(|(_, row)| row + 1 - at).max().unwrap_or(0);
+            prop_assert_eq!(used, last, "a walk finds the next batch behind the last block");
+            let rows = match there {
+                [true, true] => clean.div_ceil(2) + dirty_runs + 1,
+                _ => clean,
+            };
+            prop_assert!(used <= dirty + rows, "{} rows for {} clean, {} dirty", used, clean, dirty);
+        }
+    }
 }

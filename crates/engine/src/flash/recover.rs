@@ -13,10 +13,10 @@ use crate::flash::replay::{Intents, Replay};
 use crate::flash::survey::{Content, Found, Told, WalkedBatch, first_batch};
 use crate::paths::{Path, took};
 use hearth_format::superblock::INCOMPAT_MAP;
-use hearth_format::{FormatError, MapEntry, SegmentMap, SummaryHeader};
+use hearth_format::{FormatError, Kind, MapEntry, SegmentMap, SummaryHeader};
 use hearth_io::{BLOCK, Media};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::io;
 
 /// Why the log cannot be used.
@@ -57,8 +57,8 @@ pub(crate) struct Recovered {
     wipe: Vec<u32>,
     /// Segment and block behind its last batch that counts, where one may stand that does not.
     cut: Vec<(u32, u32)>,
-    /// Segments of which not all was durable, and how many blocks of them count.
-    halved: Vec<(u32, u32)>,
+    /// Segments of which not all was durable, how many blocks of them count, and which of these the halves do not share.
+    halved: Vec<(u32, u32, BTreeSet<u32>)>,
 }
 
 /// Blocks that are wiped by one write.
@@ -445,7 +445,7 @@ impl<U: Users> FlashDevice<U> {
         if p.used.is_empty() && p.accepted < p.chunks.len() && p.told.marks.len() == p.chunks.len()
         {
             // Of a damaged log its summary tells more than counts.
-            p.used = p.blocks_used();
+            p.used = p.blocks_used(self.log.half);
         }
         let Some(used) = p.used.get(p.accepted - 1) else {
             return;
@@ -453,8 +453,16 @@ impl<U: Users> FlashDevice<U> {
         if *used < self.log.data_blocks {
             out.cut.push((p.seg, *used));
         }
-        out.halved.push((p.seg, *used));
+        let used = *used;
         p.told.entries.truncate(chunks[p.accepted - 1].to);
+        let half = self.log.half;
+        let single = p
+            .told
+            .entries
+            .iter()
+            .filter(|e| half > 0 && e.kind == Kind::Clean);
+        let single = single.map(|e| u32::from(e.slot) % half).collect();
+        out.halved.push((p.seg, used, single));
         p.told.marks.truncate(p.accepted);
         out.seal.push(Sealing {
             seg: p.seg,
@@ -475,8 +483,8 @@ impl<U: Users> FlashDevice<U> {
             if self.log.segments[seg as usize].seq >= self.sb.clean_floor {
                 continue;
             }
-            let base = seg * self.log.segment_blocks;
-            for slot in base..base + self.log.segment_blocks {
+            let base = seg * self.log.segment_slots;
+            for slot in base..base + self.log.segment_slots {
                 if let Some(gone) = replay.drop_clean(slot) {
                     took(Path::CleanFloorApplied);
                     self.slot_gone(gone);
@@ -549,7 +557,7 @@ impl<U: Users> FlashDevice<U> {
         let (_, next) = found.cut.remove(at.expect("it has room"));
         let zeros = vec![0u8; BLOCK as usize * WIPE_BLOCKS];
         let start = self.layout.segment_offset(s.seg);
-        let end = start + u64::from(self.log.segment_blocks) * BLOCK;
+        let end = start + u64::from(self.layout.segment_blocks) * BLOCK;
         let mut from = start + u64::from(next) * BLOCK;
         while from < end {
             let len = (end - from).min(zeros.len() as u64);
@@ -583,9 +591,9 @@ impl<U: Users> FlashDevice<U> {
         if !self.devices.are_twice() || self.faults.has(Fault::HalvesUnmended) {
             return Ok(());
         }
-        let bytes = self.log.segment_blocks as usize * BLOCK as usize;
+        let bytes = self.layout.segment_blocks as usize * BLOCK as usize;
         let (mut one, mut other) = (vec![0u8; bytes], vec![0u8; bytes]);
-        for (seg, used) in std::mem::take(&mut found.halved) {
+        for (seg, used, single) in std::mem::take(&mut found.halved) {
             let at = self.layout.segment_offset(seg);
             let len = used as usize * BLOCK as usize;
             // What cannot be read there is written.
@@ -597,9 +605,10 @@ impl<U: Users> FlashDevice<U> {
             let pairs = one[..len].chunks(BLOCK as usize);
             let pairs = pairs.zip(other.chunks(BLOCK as usize)).zip(0..);
             for ((one, other), n) in pairs {
-                if both.is_err() || one != other {
+                let shared = !single.contains(&n);
+                if shared && (both.is_err() || one != other) {
                     took(Path::HalfMended);
-                    media.write_other(at + n * BLOCK, one)?;
+                    media.write_other(at + u64::from(n) * BLOCK, one)?;
                 }
             }
         }
@@ -711,14 +720,19 @@ struct Played {
 
 impl Played {
     /// Blocks up to the end of each batch that a summary tells of.
-    fn blocks_used(&self) -> Vec<u32> {
+    fn blocks_used(&self, half: u32) -> Vec<u32> {
         let mut used = 0;
-        let blocks = |c: &Chunk| {
-            let entries = self.told.entries.get(c.from..c.to).unwrap_or_default();
-            1 + entries.iter().filter(|e| e.kind.is_data()).count() as u32
-        };
         let each = self.chunks.iter().map(|c| {
-            used += blocks(c);
+            let entries = self.told.entries.get(c.from..c.to).unwrap_or_default();
+            let data = entries.iter().filter(|e| e.kind.is_data());
+            let rows = match half {
+                0 => data.count() as u32,
+                half => {
+                    let rows = data.map(|e| (u32::from(e.slot) % half).saturating_sub(used));
+                    rows.max().unwrap_or(0)
+                }
+            };
+            used += 1 + rows;
             used
         });
         each.collect()
@@ -758,7 +772,7 @@ impl Played {
                 let mut used = 0;
                 for b in batches {
                     let from = p.told.entries.len();
-                    used += 1 + u32::from(b.header.data_blocks);
+                    used += 1 + b.rows;
                     p.used.push(used);
                     p.told.marks.push(b.mark());
                     p.chunks.push(Chunk {

@@ -82,7 +82,7 @@ impl<U: Users> FlashDevice<U> {
         replay: &mut impl Replay,
         intents: &mut Intents,
     ) {
-        let base = seg * self.log.segment_blocks;
+        let base = seg * self.log.segment_slots;
         // No entry that counts is about disk 0.
         let mut last = (0, None);
         for (i, e) in entries.iter().enumerate() {
@@ -157,7 +157,7 @@ impl<U: Users> FlashDevice<U> {
             Kind::ZeroRun => {
                 replay.dropped(e.disk, e.block, end, |gone| self.slot_gone(gone));
                 replay.zeroed(e.disk, e.block, end);
-                let seg = base / self.log.segment_blocks;
+                let seg = base / self.log.segment_slots;
                 self.log.zeros.add(seg, e.disk, e.block, end);
             }
             Kind::ZeroDoneRun if self.faults.has(Fault::ReplayNoZerosTold) => {}

@@ -9,7 +9,7 @@ use crate::flash::log::SegState;
 use crate::flash::recover::{How, NUMBERS_END, RecoverError};
 use hearth_format::batch::BATCH_AGAIN;
 use hearth_format::superblock::INCOMPAT_HEADS;
-use hearth_format::{BatchHeader, BatchMark, Entry, Layout, SummaryHeader};
+use hearth_format::{BatchHeader, BatchMark, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
 use std::ops::Range;
@@ -24,6 +24,8 @@ const READ_AHEAD_BYTES: usize = 8 << 20;
 pub(crate) struct WalkedBatch {
     pub header: BatchHeader,
     pub entries: Vec<Entry>,
+    /// Blocks behind its descriptor.
+    pub rows: u32,
     pub data_ok: bool,
 }
 
@@ -181,9 +183,8 @@ impl<U: Users> FlashDevice<U> {
                 ];
                 h.pool_tag == self.pool_tag && numbers.iter().all(|n| *n < NUMBERS_END)
             })?;
-        let data_blocks = self.log.data_blocks;
-        let inside =
-            (told.entries.iter()).all(|e| !e.kind.is_data() || u32::from(e.slot) < data_blocks);
+        let inside = |e: &Entry| !e.kind.is_data() || self.log.is_for_data(e.slot.into());
+        let inside = told.entries.iter().all(inside);
         inside.then_some((h, told))
     }
 
@@ -254,7 +255,7 @@ impl<U: Users> FlashDevice<U> {
     }
 
     fn walk_bytes(&self, bytes: &[u8], unread: bool) -> (Vec<WalkedBatch>, u64) {
-        let data_blocks = self.log.data_blocks;
+        let (data_blocks, half) = (self.log.data_blocks, self.log.half);
         let block = |at: u32| &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
         let mut batches: Vec<WalkedBatch> = Vec::new();
         let mut at = 0u32;
@@ -273,19 +274,25 @@ impl<U: Users> FlashDevice<U> {
             });
             if !self.is_ours(&header)
                 || !follows && !self.faults.has(Fault::WalkStrangers)
-                || header.check_slots(at, data_blocks, &entries).is_err()
+                || header.check_rows(at, data_blocks, half, &entries).is_err()
             {
                 break;
             }
-            let data_ok = entries.iter().filter(|e| e.kind.is_data()).all(|e| {
-                let crc = crc32c(block(u32::from(e.slot)));
+            // A clean block that is in one half only may be gone with it, and the batch counts all the same.
+            let once = half > 0 && !self.faults.has(Fault::CleanDecides);
+            let judged = |e: &&Entry| e.kind.is_data() && !(once && e.kind == Kind::Clean);
+            let data_ok = entries.iter().filter(judged).all(|e| {
+                let slot = u32::from(e.slot);
+                let crc = crc32c(block(if half > 0 { slot % half } else { slot }));
                 // The complement is that of a block which was lost before it was moved here.
                 crc == e.word || crc == !e.word
             });
-            at += 1 + u32::from(header.data_blocks);
+            let rows = header.rows(at, half, &entries);
+            at += 1 + rows;
             batches.push(WalkedBatch {
                 header,
                 entries,
+                rows,
                 data_ok,
             });
         }

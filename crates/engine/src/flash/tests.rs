@@ -2,6 +2,7 @@
 
 mod area;
 mod heads;
+mod once;
 mod recovery;
 mod stripes;
 mod unreadable;

@@ -14,6 +14,7 @@
 //! everything is there twice again ([`FlashDevice::is_single`]).
 
 use crate::ctx::Io;
+use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Users};
 use crate::flash::devices::Ended;
 use crate::paths::{Path, took};
@@ -55,10 +56,24 @@ impl<U: Users> FlashDevice<U> {
         }
     }
 
+    /// What is clean takes a block of the half that is left from now on, where it took half of one of each. Of three devices and more
+    /// that is not so of all segments, but as if it were: room that is counted and is not there would be cleaned for in circles.
+    pub fn tighten(&mut self) {
+        if self.log.half > 0 && !self.log.tight && self.is_single() {
+            self.log.tight = true;
+            self.cleaner.count_all_alike(self.log.data_blocks);
+            self.cleaner.set_room(self.log.blocks_kept());
+        }
+    }
+
     /// A device is lost. Says so in the superblocks of the others.
     pub fn device_lost(&mut self) {
         took(Path::DeviceLost);
         self.sb.lost = self.devices.spread().lost();
+        self.tighten();
+        if self.faults.has(Fault::GoneEarly) {
+            self.begin_dropping(self.sb.lost);
+        }
         self.out.tell(FlashEvent::DeviceLost);
         // Then the note of the failure says it, too, or is as late as it would be here.
         if !self.takes_writes() {
@@ -151,6 +166,7 @@ impl<U: Users> FlashDevice<U> {
                 let generation = self.sb.generation;
                 if !self.devices.spread().ask_elsewhere(generation) {
                     self.devices.spread().note_lost();
+                    self.begin_dropping(self.sb.lost);
                     return self.end_losing();
                 }
                 losing.asked = Some(generation);
@@ -166,6 +182,7 @@ impl<U: Users> FlashDevice<U> {
             return Vec::new();
         }
         self.devices.spread().note_lost();
+        self.begin_dropping(self.sb.lost);
         self.end_losing()
     }
 

@@ -193,7 +193,7 @@ impl Shared {
                 slot: run.slot,
             });
             let at = ((run.block - base) * BLOCK) as usize;
-            let offset = (self.first_block + u64::from(run.slot)) * BLOCK;
+            let offset = self.layout.slot_offset(run.slot);
             let (target, offset) = match self.spread.read_place(offset) {
                 (0, offset) => (self.flash, offset),
                 (device, offset) => (Target::Flash(device), offset),

@@ -189,7 +189,7 @@ fn a_segment_that_a_hit_reads_is_pinned_and_who_waits_for_it_is_told() {
     let op = rig.hit(7);
     let shared = rig.engine.core().shared.clone();
     let first = rig.engine.core().flash.layout.segment_offset(0);
-    let seg = ((op.offset - first) / BLOCK) as u32 / shared.segment_blocks;
+    let seg = ((op.offset - first) / BLOCK) as u32 / shared.segment_slots;
     assert!(shared.pinned(seg));
     assert!(!shared.pinned(seg + 1));
     assert!(shared.pinned(seg));

@@ -88,6 +88,12 @@ pub fn replace_half<M: Media>(
     next.device = next.devices[0].device;
     next.peer = entry.device;
     next.lost |= bit(old);
+    if was_lost && next.layout.once {
+        // Clean blocks that were on the lost one only: what stands in their places is none of them, however it looks. No segment
+        // there is has a number of this generation's, nor has one that is opened later a smaller one.
+        next.once.floor = next.once.floor.max(next.generation.saturating_add(1) << 32);
+        next.once.behind |= bit(old);
+    }
     if old == 0 {
         next.created_unix_s = newcomer.now_unix_s.max(lead.created_unix_s + 1);
     }

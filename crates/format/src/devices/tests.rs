@@ -239,7 +239,7 @@ fn lists_that_cannot_be_are_refused() {
 
 /// A pool of three devices that keeps everything twice, as it is formatted.
 fn mirrored() -> (Superblock, Vec<Sparse>) {
-    let (layout, extents) = Layout::for_twice(&SIZES, 256).unwrap();
+    let (layout, extents) = Layout::for_twice(&SIZES, 256, false).unwrap();
     let device = |n: u128| Uuid::from_u128(0xD000 + n);
     let mut lead = Superblock::new(layout, Uuid::from_u128(7), device(0), "twice", 9);
     let entries = extents.iter().zip(0..).map(|(extent, n)| DeviceEntry {

@@ -156,7 +156,7 @@ impl Core {
     pub fn let_go_of_hung(&mut self, seg: u32, now: u64) {
         let hangs = |since: u64| now.saturating_sub(since) > HANGS_NS;
         let here = |slot: SlotNo, segment_blocks: u32| slot / segment_blocks == seg;
-        let blocks = self.flash.log.segment_blocks;
+        let blocks = self.flash.log.segment_slots;
         let mut given = self.ready.given.take();
         given.sort_unstable();
         for disk in given {

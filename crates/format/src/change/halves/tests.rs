@@ -75,8 +75,13 @@ fn looked_at(layout: &Layout) -> Vec<u64> {
 
 impl Rig {
     fn new() -> Rig {
+        Rig::made(false)
+    }
+
+    /// Clean blocks may be there once.
+    fn made(once: bool) -> Rig {
         let sizes = [24 << 20, 20 << 20, 28 << 20];
-        let (layout, extents) = Layout::for_twice(&sizes, SEGMENT).unwrap();
+        let (layout, extents) = Layout::for_twice(&sizes, SEGMENT, once).unwrap();
         let mut lead = Superblock::new(layout, Uuid::from_u128(7), number(0), "twice", 9);
         let entries = extents.iter().enumerate().map(|(n, extent)| DeviceEntry {
             device: number(n),
@@ -347,4 +352,21 @@ fn what_is_refused_changes_nothing() {
     let (_, e) = rig.replace(0, bit(1), STEPS_MAX).unwrap_err();
     assert!(e.to_string().contains("another device is lost"), "{e}");
     assert_eq!(rig.opens(&[0, 1, 2]).unwrap().lost, bit(1));
+}
+
+#[test]
+fn clean_blocks_of_a_lost_device_do_not_count_in_the_one_that_takes_its_place() {
+    // What stands there may look like them: it may be the very device that was lost.
+    for (old, lost) in [(0, 1), (1, 2), (2, 4)] {
+        let mut rig = Rig::made(true);
+        let before = Superblock::load(&mut rig.media[usize::from(old == 0)]).unwrap();
+        let sb = rig.replace(old, lost, i64::MAX).unwrap();
+        assert_eq!(sb.once.behind, bit(old));
+        // Segments opened so far have the numbers of generations up to that one, and later ones larger numbers.
+        assert!(sb.once.floor > before.generation << 32);
+        assert!(sb.once.floor <= sb.generation << 32);
+    }
+    let mut rig = Rig::made(true);
+    let sb = rig.replace(1, 0, i64::MAX).unwrap();
+    assert_eq!(sb.once, Default::default(), "what was there was copied");
 }

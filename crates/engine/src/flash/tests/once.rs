@@ -1,0 +1,193 @@
+//! A pool in which clean blocks are in one half of their segment: where what lies, and what goes with a device.
+
+use super::*;
+use crate::ctx::Io;
+use hearth_format::{BatchHeader, DeviceEntry};
+
+/// Two devices of one size, all segments free.
+fn once() -> Device {
+    let laid_out = Layout::for_twice(&[16 << 20; 2], SEGMENT_BLOCKS, true);
+    let (layout, extents) = laid_out.expect("it fits");
+    let entries = extents.into_iter().zip(1..);
+    let entries = entries.map(|(extent, n)| DeviceEntry {
+        device: Uuid::from_u128(n),
+        extent,
+    });
+    let uuid = Uuid::from_u128(1);
+    let mut sb = Superblock::new(layout, uuid, uuid, "test", 0);
+    sb.set_twice(layout, entries.collect());
+    sb.incompat |= INCOMPAT_MAP;
+    let mut d = Device::new(0, sb, true, Default::default());
+    d.log.free = (0..d.log.segments.len() as u32).collect();
+    d.log.next_segment_seq = 1;
+    d
+}
+
+/// What a block is filled with.
+fn fill(block: u64, n: u32) -> u8 {
+    (block as u8).wrapping_mul(16) + n as u8
+}
+
+fn put(d: &mut Device, kind: Kind, block: u64, count: u32) {
+    let data = Buf::zeroed(count as usize * 4096).all();
+    for (n, bytes) in (0..).zip(data.clone().bytes_mut().chunks_mut(4096)) {
+        bytes.fill(fill(block, n));
+    }
+    let crcs = smallvec![0; count as usize];
+    let item = Item::data(kind, 1, block, data, crcs, Why::Filled, Mark::Awaited(0));
+    d.log.push(item);
+}
+
+/// The one write among what is wanted: what each half gets.
+fn halves(d: &mut Device) -> [Vec<u8>; 2] {
+    let ios: Vec<(FlashOp, Io)> = d.out.ios.drain(..).collect();
+    let [(FlashOp::Batch { .. }, io)] = &ios[..] else {
+        panic!("{} operations", ios.len());
+    };
+    let bytes = |bufs: &[hearth_io::BufSlice]| {
+        let bytes = bufs.iter().flat_map(|b| b.bytes().to_vec());
+        bytes.collect::<Vec<u8>>()
+    };
+    let second = io.second.as_ref().expect("the halves differ");
+    [bytes(&io.bufs), bytes(second)]
+}
+
+#[test]
+fn every_block_stands_where_its_entry_says_and_what_is_dirty_in_both_halves() {
+    let mut d = once();
+    let runs = [
+        (Kind::Clean, 1, 5),
+        (Kind::Dirty, 2, 2),
+        (Kind::Clean, 3, 1),
+        (Kind::Clean, 4, 8),
+        (Kind::Dirty, 5, 1),
+    ];
+    for (kind, block, count) in runs {
+        put(&mut d, kind, block * 16, count);
+    }
+    d.log.urgent = true;
+    d.pump(0);
+    let halves = halves(&mut d);
+    let mut entries = Vec::new();
+    let header = BatchHeader::decode(&halves[0][..4096], &mut entries).expect("a descriptor");
+    assert_eq!(halves[0][..4096], halves[1][..4096]);
+    let half = d.log.half;
+    assert!(
+        header
+            .check_rows(0, d.log.data_blocks, half, &entries)
+            .is_ok()
+    );
+    // 3 dirty blocks and 14 clean ones.
+    let rows = header.rows(0, half, &entries);
+    assert!((10..=12).contains(&rows), "{rows}");
+    assert_eq!(d.log.open_heads().next().map(|h| h.next), Some(1 + rows));
+    let block = |side: usize, row: u32| halves[side].get(row as usize * 4096).copied();
+    let mut seen = 0;
+    for (kind, block_no, count) in runs {
+        for n in 0..count {
+            let e = entries
+                .iter()
+                .find(|e| e.block == block_no * 16 + u64::from(n));
+            let e = e.expect("each block has an entry");
+            let (side, row) = (u32::from(e.slot) / half, u32::from(e.slot) % half);
+            let there = Some(fill(block_no * 16, n));
+            assert_eq!(block(side as usize, row), there, "{e:?}");
+            if kind == Kind::Dirty {
+                assert_eq!((block(0, row), block(1, row)), (there, there), "{e:?}");
+            }
+            seen += 1;
+        }
+    }
+    assert_eq!(entries.len(), seen);
+}
+
+#[test]
+fn with_a_device_lost_everything_goes_to_the_half_that_is_left() {
+    for lost in [0u16, 1] {
+        let mut d = once();
+        assert!(d.devices.spread().lose(lost));
+        put(&mut d, Kind::Clean, 16, 6);
+        d.log.urgent = true;
+        d.pump(0);
+        let halves = halves(&mut d);
+        let mut entries = Vec::new();
+        BatchHeader::decode(&halves[0][..4096], &mut entries).expect("a descriptor");
+        // The first segment's first half is on the first device.
+        let half = d.log.half;
+        let on = |e: &Entry| u32::from(e.slot) / half;
+        assert!(entries.iter().all(|e| on(e) == u32::from(1 - lost)));
+    }
+}
+
+#[test]
+fn what_went_with_a_device_is_dropped_when_it_is_durable_that_it_is_lost_and_not_before() {
+    let mut d = once();
+    let slots = d.log.segment_slots;
+    // The second half of the first segment, and the first one of the second.
+    let there = [d.log.half + 1, slots + 1];
+    assert!(d.devices.spread().lose(1));
+    d.device_lost();
+    let mut steps = 0;
+    loop {
+        let ios: Vec<_> = d.out.ios.drain(..).collect();
+        let Some((op, io)) = ios.first() else { break };
+        assert!(matches!(op, FlashOp::Lost) && ios.len() == 1);
+        assert!(d.next_dropped().is_none());
+        assert!(!there.iter().any(|slot| d.is_gone(*slot)));
+        d.lost_ended(io.kind, Ok(()), 0);
+        steps += 1;
+    }
+    assert_eq!(steps, 4, "both copies, each flushed");
+    assert!(there.iter().all(|slot| d.is_gone(*slot)));
+    assert!(!d.is_gone(1) && !d.is_gone(slots + d.log.half + 1));
+    let mut next = 0;
+    while let Some(range) = d.next_dropped() {
+        assert_eq!(range.start, next);
+        next = range.end;
+    }
+    assert_eq!(next, d.layout.slots());
+}
+
+#[test]
+fn below_its_floor_nothing_counts_that_stands_on_a_device_in_the_place_of_a_lost_one() {
+    let mut d = once();
+    d.sb.once.floor = 7 << 32;
+    d.sb.once.behind = 2;
+    for (seq, behind) in [(6 << 32, true), (7 << 32, false)] {
+        d.log.segments[0].seq = seq;
+        assert_eq!(d.is_behind(d.log.half + 1), behind);
+        assert!(!d.is_behind(1), "that is on the first device");
+    }
+}
+
+#[test]
+fn a_block_that_was_dirty_and_went_with_a_device_is_void_when_what_says_that_it_is_clean_goes() {
+    let cleaned = [Entry {
+        disk: 1,
+        kind: Kind::CleanedRun,
+        block: 20,
+        word: 4,
+        slot: 0,
+        flags: 0,
+    }];
+    for lost in [false, true] {
+        let mut d = once();
+        // Its copy, logged as dirty, lies in the first segment, and was dropped without a record.
+        d.dead.add(1, 22);
+        d.log.segments[0].state = SegState::Closed;
+        d.log.segments[1].seq = 1;
+        if lost {
+            d.sb.lost = 2;
+            d.note_gone();
+        }
+        let (said, _) = d
+            .leaving(1, &cleaned)
+            .holding(&Shelf::default(), Default::default());
+        let said: Vec<_> = said.iter().map(|s| (s.kind, s.block, s.count)).collect();
+        match lost {
+            // Whoever dropped it said so.
+            false => assert!(said.is_empty()),
+            true => assert_eq!(said, [(Kind::DropRun, 22, 1)]),
+        }
+    }
+}
