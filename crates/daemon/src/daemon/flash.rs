@@ -90,6 +90,8 @@ struct FlashLook(Arc<Daemon>);
 impl Drop for FlashLook {
     fn drop(&mut self) {
         lock(&self.0.flash.state).looking = false;
+        // A stop waits for it.
+        self.0.bell.ring();
     }
 }
 
@@ -760,6 +762,33 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nothing else may be going on by then that rings, and it would be waited for to the end.
+    #[test]
+    fn who_waits_for_a_look_at_the_flash_hears_that_it_has_ended() {
+        let (_dir, daemon) = super::super::testing::daemon();
+        let (begun, ended) = std::sync::mpsc::channel();
+        let looking = FlashLook(daemon.clone());
+        lock(&daemon.flash.state).looking = true;
+        let look = std::thread::spawn(move || {
+            ended.recv().expect("somebody waits");
+            drop(looking);
+        });
+        let mut looks = 0;
+        let heard = daemon
+            .bell
+            .wait(Duration::from_secs(20), Duration::ZERO, || {
+                looks += 1;
+                if looks == 1 {
+                    begun.send(()).expect("it has not ended");
+                }
+                (!daemon.is_looking_at_flash()).then_some(())
+            });
+        assert!(heard.is_some());
+        look.join().expect("it ends");
+        let stopped = daemon.shut_down(super::super::StopReason::Signal);
+        stopped.expect("it stops");
+    }
 
     #[test]
     fn a_file_that_was_removed_is_left_one_that_was_truncated_has_failed_and_one_that_was_moved_is_missed()
