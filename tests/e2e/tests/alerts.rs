@@ -215,6 +215,8 @@ fn a_mail_server_that_is_away_loses_no_alert_over_restarts() -> Result<()> {
     // It is on record, among what the daemon tells, and over a restart of both.
     monitor.end()?;
     let monitor = Monitor::start(&hearth, &["--config", &config])?;
+    // Before it answers, the daemon's are all there are.
+    monitor.until("it answers", "/v1/alerts", |_| true)?;
     let events = hearth.ok(&["events", "--json"])?;
     let told = |name: &str| -> Vec<serde_json::Value> {
         let name = format!("\"event\":\"{name}\"");
