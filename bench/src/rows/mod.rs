@@ -3,6 +3,7 @@
 mod cold;
 mod drain;
 mod engine_cost;
+mod homes;
 mod kept;
 mod lookup;
 mod many_files;
@@ -255,6 +256,11 @@ pub const ALL: &[Row] = &[
         id: "flash-copies",
         title: "Everything on two flash files and everything once: random 4 KiB and sequential 128 KiB writes",
         run: several::copies,
+    },
+    Row {
+        id: "flash-only",
+        title: "Disks that live on flash, durable and scratch, and one cached there: warm random 4 KiB reads at depth 1, 24; writes with a flush each",
+        run: homes::flash_only,
     },
     Row {
         id: "flash-slow",
