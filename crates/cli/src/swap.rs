@@ -277,16 +277,16 @@ enum Wanted {
 
 impl Wanted {
     /// The same area in another size.
-    fn like(noted: &Noted, size: u64) -> Wanted {
+    fn like(noted: &Noted, device: Option<PathBuf>, size: u64) -> Wanted {
         match &noted.in_pool {
-            Some(lent) => Wanted::Inside(
+            Some(_) => Wanted::Inside(
                 RequestInPool {
                     size,
                     priority: noted.priority,
                     discard: noted.discard,
                     encrypt: noted.encrypted,
                 },
-                Some(lent.flash.clone()),
+                device,
             ),
             None => Wanted::Beside(Request {
                 flash: area::beside_what(&noted.path),
@@ -359,8 +359,16 @@ fn resize(global: &Global, args: &SwapResize) -> Outcome {
             .into());
         }
     };
-    let before = Wanted::like(&noted, noted.size);
-    let wanted = Wanted::like(&noted, args.size.0);
+    // Where its device is now: names change.
+    let device = match &noted.in_pool {
+        Some(lent) => {
+            let mut all = Served::of(global, None).lent().map_err(wrong)?.into_iter();
+            all.find(|l| l.is_same(lent)).map(|l| l.flash)
+        }
+        None => None,
+    };
+    let before = Wanted::like(&noted, device.clone(), noted.size);
+    let wanted = Wanted::like(&noted, device, args.size.0);
     take_away(global, &mut areas)?;
     let Err(failed) = make(global, &mut areas, &wanted) else {
         return show(global, &areas);

@@ -54,7 +54,7 @@ pub trait Lender {
 
 impl Lent {
     /// The same stretch of the same device, whatever that is called now.
-    pub(crate) fn is_same(&self, other: &Lent) -> bool {
+    pub fn is_same(&self, other: &Lent) -> bool {
         let of = |l: &Lent| (l.pool, l.device, l.offset, l.bytes);
         of(self) == of(other)
     }
