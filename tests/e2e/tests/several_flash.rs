@@ -559,7 +559,7 @@ fn a_new_pool_of_two_copies_has_clean_blocks_once_and_says_so() -> Result<()> {
 /// none of them back: not the lost device itself, its old content left, nor the copy of the other halves that it is given. All
 /// blocks are equal here, so that each fits every entry.
 #[test]
-#[ignore = "the removed file is sometimes not called lost for 30 s, which has to be understood first"]
+#[ignore = "one run in five does not find as much cached, or let go, as it waits for, which has to be understood first"]
 fn what_was_clean_on_a_lost_device_does_not_come_back_with_it() -> Result<()> {
     for victim in [0, 1] {
         comes_back(victim).with_context(|| format!("device {}", victim + 1))?;
@@ -581,17 +581,22 @@ fn comes_back(victim: usize) -> Result<()> {
     }
     let (mut client, mut stays) = (hearth.connect("d")?, hearth.connect("stays")?);
     // The other disk's blocks keep every segment from being freed.
-    for at in (0..BYTES).step_by(PIECE as usize) {
-        client.read(at, PIECE as u32)?;
-        stays.read(at, PIECE as u32)?;
-    }
+    // What is read faster than flash takes it is not cached, so once may not be enough.
+    wait::until("so much is cached", LIMIT, || {
+        for at in (0..BYTES).step_by(PIECE as usize) {
+            client.read(at, PIECE as u32).ok()?;
+            stays.read(at, PIECE as u32).ok()?;
+        }
+        let much = told(&hearth, "cached").is_ok_and(|bytes| bytes > BYTES / 2 * 3);
+        much.then_some(())
+    })
+    .with_context(|| hearth.log())?;
     let cached = |hearth: &Hearth, which: &dyn Fn(u64) -> bool| {
         wait::until("so much is cached", LIMIT, || {
             told(hearth, "cached").is_ok_and(which).then_some(())
         })
         .with_context(|| hearth.log())
     };
-    cached(&hearth, &|bytes| bytes > BYTES / 2 * 3)?;
 
     let gone = PathBuf::from(&both[victim]);
     let old = hearth.dir().join("old.img");
