@@ -61,7 +61,9 @@ pub fn row(args: &Args) -> Result<Outcome> {
         return Ok(outcome);
     }
     let size = if args.smoke { MEMORY / 16 } else { MEMORY };
-    let swap = Swap::new(args, size + MORE)?;
+    // Beyond half of an area the kernel takes a page's place back as soon as it is read in again, so that the page would
+    // have to be written once more to come from there.
+    let swap = Swap::new(args, 2 * size + MORE)?;
     let mut rng = Rng::new(1);
     // Zeros are not written, and equal pages might be merged.
     let memory = Memory::new((size as usize) / PAGE, |bytes| {
