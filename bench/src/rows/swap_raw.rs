@@ -133,17 +133,8 @@ fn page_in(memory: &Memory, threads: usize, seconds: u64, seed: u64) -> Result<S
         }
         let began = Instant::now();
         let share = order.len().div_ceil(threads.max(1));
-        let each = |pages: &[usize]| -> Vec<Duration> {
-            let left = || spent + began.elapsed() < whole;
-            let mut took = Vec::with_capacity(pages.len());
-            took.extend(
-                pages
-                    .iter()
-                    .take_while(|_| left())
-                    .filter_map(|page| memory.fetch(*page)),
-            );
-            took
-        };
+        let left = || spent + began.elapsed() < whole;
+        let each = |pages: &[usize]| memory.fetch_all(pages, left);
         let each = &each;
         let found: Vec<_> = std::thread::scope(|scope| {
             let all: Vec<_> = order

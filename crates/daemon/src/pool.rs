@@ -309,15 +309,29 @@ impl Pool {
         &self.media
     }
 
-    /// Is that there by which a start knows its disks? Somebody may have erased the flash, or written over it, below a pool that
-    /// is served. A device that does not answer says nothing of that, and a flush is not waited for without a limit, as a read is.
-    pub(crate) fn has_tables(&self) -> bool {
-        if Device::flush(&self.media).is_err() {
-            return true;
+    /// The device that lacks by what a start knows it and its disks: somebody may have erased the flash, or written over it, below
+    /// a pool that is served. A device that does not answer says nothing of that, and a flush is not waited for without a limit, as
+    /// a read is.
+    pub(crate) fn erased(&self) -> Option<PathBuf> {
+        let answers = |device: &Arc<Device>| Device::flush(device).is_ok();
+        if answers(&self.media) {
+            let mut tables = tables(&self.flash, &self.media, false);
+            let loaded = Places::load(&mut *tables, &self.superblock.layout, self.superblock.pool);
+            if loaded.is_err_and(|e| is_erased(&e)) {
+                return Some(self.path().to_owned());
+            }
         }
-        let mut tables = tables(&self.flash, &self.media, false);
-        let loaded = Places::load(&mut *tables, &self.superblock.layout, self.superblock.pool);
-        loaded.err().is_none_or(|e| !is_erased(&e))
+        // Where everything is there twice, the others are all that a start needs.
+        if self.flash.are_twice() {
+            return None;
+        }
+        let others = self.flash.iter().zip(self.flash.paths()).skip(1);
+        let mut others = others.filter(|(device, _)| answers(device));
+        let erased = others.find(|(device, _)| {
+            let mut device = (*device).clone();
+            Superblock::load_any(&mut device).is_err_and(|e| is_erased(&e))
+        });
+        erased.map(|(_, path)| path)
     }
 
     /// Where it is.

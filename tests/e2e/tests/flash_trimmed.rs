@@ -164,6 +164,52 @@ fn a_stop_tells_of_it_and_what_is_whole_is_served_afterwards() -> Result<()> {
     hearth.stop().map(drop)
 }
 
+/// The same of the second of two devices that share what is cached: the first one's tables are there, and yet not all is well.
+#[test]
+fn a_stop_tells_of_the_second_device_as_well() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let first = path(hearth.flash()).to_owned();
+    let second = hearth.dir().join("second.img");
+    let both = ["--flash", &first, "--flash", path(&second)];
+    hearth.ok(&[&["pool", "create", "--size", "64M"], &both[..]].concat())?;
+    hearth.serve_args = vec!["--flash".into(), path(&second).into()];
+    hearth.start()?;
+    let origin = hearth.origin("w.raw", 16 * MIB)?;
+    hearth.add("w", path(&origin), &["--mode", "write-through"])?;
+    let mut client = hearth.connect("w")?;
+    client.write(MIB, &[0xAB; 65536])?;
+    client.flush()?;
+    drop(client);
+    trim(&second)?;
+    ensure!(hearth.stop().is_err(), "it calls this an end in order");
+    let says = hearth.log();
+    let what = format!(
+        "{} was erased or written over while it was served: nothing was dirty there",
+        path(&second)
+    );
+    ensure!(says.contains(&what), "{says}");
+    // What it told to do gives a pool that is served.
+    hearth.start().with_context(|| hearth.log())?;
+    let mut client = wait::until("the whole disk is served", LIMIT, || {
+        hearth.connect("w").ok()
+    })
+    .with_context(|| hearth.log())?;
+    ensure!(client.read(MIB, 65536)? == [0xAB; 65536]);
+    drop(client);
+    let _ = hearth.stop();
+    let state = path(&hearth.dir().join("state")).to_owned();
+    let adopt = ["pool", "adopt-flash", "--flash", path(&second), "--force"];
+    hearth.ok(&[&adopt[..], &["--state-dir", &state]].concat())?;
+    hearth.set_flash(second);
+    hearth.serve_args.clear();
+    hearth.start().with_context(|| hearth.log())?;
+    hearth.ok(&["pool", "add-flash", &first, "--force"])?;
+    let mut client = hearth.connect("w")?;
+    ensure!(client.read(MIB, 65536)? == [0xAB; 65536]);
+    drop(client);
+    hearth.stop().map(drop)
+}
+
 /// Either of two devices that hold everything, under a client, several times; and it is so after a kill as well.
 #[test]
 fn with_two_copies_nobody_notices() -> Result<()> {

@@ -9,6 +9,7 @@ use hearth_rig::pattern::BLOCK;
 use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::fs::File;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Longest wait for what comes by itself.
@@ -84,16 +85,22 @@ fn a_start_says_which_device_does_not_answer() -> Result<()> {
     hearth.stop().map(drop)
 }
 
+/// Starts it, with a disk; where that one's origin is.
+fn served(hearth: &mut Hearth) -> Result<PathBuf> {
+    hearth.start()?;
+    let origin = hearth.dir().join("o.raw");
+    File::create(&origin)?.set_len(16 << 20)?;
+    hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+    Ok(origin)
+}
+
 /// Nobody has asked it anything before that, so nobody knows.
 #[test]
 fn a_stop_does_not_wait_for_it() -> Result<()> {
     let Some((mut hearth, mount)) = over_mount()? else {
         return Ok(());
     };
-    hearth.start()?;
-    let origin = hearth.dir().join("o.raw");
-    File::create(&origin)?.set_len(16 << 20)?;
-    hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+    served(&mut hearth)?;
     mount.hang(true)?;
     let pid = hearth.pid().context("it runs")?;
     // SAFETY: a signal to a child that has not been waited for, so its pid is still its own.
@@ -114,10 +121,7 @@ fn whoever_asks_is_answered() -> Result<()> {
     let Some((mut hearth, mount)) = over_mount()? else {
         return Ok(());
     };
-    hearth.start()?;
-    let origin = hearth.dir().join("o.raw");
-    File::create(&origin)?.set_len(16 << 20)?;
-    hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+    let origin = served(&mut hearth)?;
     let mut client = hearth.connect("d")?;
     client.write(0, &[1; BLOCK])?;
     client.raw()?.set_read_timeout(Some(SOON))?;

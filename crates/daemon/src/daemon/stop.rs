@@ -230,12 +230,10 @@ impl Daemon {
     /// that a stop does not say that all is well, it looks whether there is by what the next start would know the pool.
     fn erased(&self) -> Option<Error> {
         let pool = lock(&self.pool);
-        let (there, path) = (pool.has_tables(), pool.path().display().to_string());
+        let path = pool.erased()?.display().to_string();
+        let others = pool.paths().len() > 1;
         let kept = pool.beside().is_some();
         drop(pool);
-        if there {
-            return None;
-        }
         let dirty = self.engine.dirty_disks().into_iter();
         let dirty = dirty.filter(|(_, blocks, zeros)| blocks + zeros > 0);
         let dirty: Vec<String> = dirty
@@ -251,10 +249,16 @@ impl Daemon {
                 dirty.join(", ")
             ),
         };
+        let add = match others {
+            true => {
+                ", serve that device alone, and add the others with `hearth pool add-flash --force`"
+            }
+            false => "",
+        };
         let remedy = match kept {
             true => format!(
                 "the next start serves the disks that are whole in their origins; to have a cache again, stop it and run `hearth pool \
-                 adopt-flash --flash {path} --force`; then `hearth disk set NAME --trust origin` for each disk that is refused"
+                 adopt-flash --flash {path} --force`{add}; then `hearth disk set NAME --trust origin` for each disk that is refused"
             ),
             false => format!(
                 "make a new pool with `hearth pool create --flash {path} --force`, and add the disks again"

@@ -9,7 +9,7 @@ impl Core {
     /// Some of it, while the pool is served.
     pub fn drop_some_gone(&mut self) {
         for slot in self.flash.next_dropped().into_iter().flatten() {
-            if self.flash.is_gone(slot) {
+            if self.flash.is_gone(slot) || self.flash.is_behind(slot) {
                 self.drop_gone(slot);
             }
         }
@@ -42,7 +42,15 @@ impl Core {
         // A copy that is on its way elsewhere would come back in a crash. And until it is durable that a block is clean,
         // that would be a dirty one.
         let cleaned = self.known(info.key.disk()).cleaned_ord;
-        if self.cache.index.slot_mark(slot) || !self.flash.is_durable(cleaned) {
+        let moves = self.cache.index.slot_mark(slot);
+        if moves || !self.flash.is_durable(cleaned) {
+            // Where it is on its way to has a number already.
+            let until = if moves {
+                self.flash.log.next_ord
+            } else {
+                cleaned
+            };
+            self.flash.pass_over(slot, until);
             return;
         }
         took(Path::CleanGone);

@@ -14,6 +14,7 @@
 
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::Slot;
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Slots that are looked at in one step: nobody waits long for it.
@@ -26,6 +27,10 @@ pub(crate) struct Dropping {
     lost: u64,
     /// The slot that is looked at next.
     next: Option<Slot>,
+    /// The steps in which a block was passed over since it could not be dropped yet, the first one first.
+    passed: VecDeque<u32>,
+    /// They are looked at again when the log is durable up to here.
+    until: u64,
 }
 
 impl<U: Users> FlashDevice<U> {
@@ -35,6 +40,7 @@ impl<U: Users> FlashDevice<U> {
             self.gone = Dropping {
                 lost,
                 next: Some(0),
+                ..Dropping::default()
             };
         }
     }
@@ -43,7 +49,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn note_gone(&mut self) {
         self.gone = Dropping {
             lost: self.sb.lost,
-            next: None,
+            ..Dropping::default()
         };
     }
 
@@ -70,11 +76,27 @@ impl<U: Users> FlashDevice<U> {
         1u64.checked_shl(u32::from(device)).unwrap_or(0)
     }
 
-    /// The slots that are looked at next.
+    /// What is gone in this slot cannot be dropped before the log is durable up to `ord`.
+    pub fn pass_over(&mut self, slot: Slot, ord: u64) {
+        let step = slot / STEP;
+        if self.gone.passed.back() != Some(&step) && !self.gone.passed.contains(&step) {
+            self.gone.passed.push_back(step);
+        }
+        self.gone.until = self.gone.until.max(ord);
+    }
+
+    /// The slots that are looked at next: each once, and those where something was passed over again.
     pub fn next_dropped(&mut self) -> Option<Range<Slot>> {
-        let from = self.gone.next?;
-        let end = from.saturating_add(STEP).min(self.layout.slots());
-        self.gone.next = (end < self.layout.slots()).then_some(end);
-        Some(from..end)
+        let slots = self.layout.slots();
+        if let Some(from) = self.gone.next {
+            let end = from.saturating_add(STEP).min(slots);
+            self.gone.next = (end < slots).then_some(end);
+            return Some(from..end);
+        }
+        if !self.is_durable(self.gone.until) {
+            return None;
+        }
+        let from = self.gone.passed.pop_front()? * STEP;
+        Some(from..from.saturating_add(STEP).min(slots))
     }
 }

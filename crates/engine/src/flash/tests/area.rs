@@ -4,6 +4,7 @@ use super::*;
 use crate::flash::area::AreaRefused;
 use hearth_format::Area;
 use hearth_format::layout::SUPERBLOCK_BLOCKS;
+use std::collections::BTreeSet;
 
 fn tail(d: &Device) -> Area {
     let first = d.log.segments.len() as u32 - 2;

@@ -1,7 +1,9 @@
 //! A pool in which clean blocks are in one half of their segment: where what lies, and what goes with a device.
 
+use super::shelf::*;
 use super::*;
 use crate::ctx::Io;
+use hearth_format::Entry;
 use hearth_format::{BatchHeader, DeviceEntry};
 
 /// Two devices of one size, all segments free.
@@ -146,6 +148,31 @@ fn what_went_with_a_device_is_dropped_when_it_is_durable_that_it_is_lost_and_not
         next = range.end;
     }
     assert_eq!(next, d.layout.slots());
+}
+
+#[test]
+fn what_was_passed_over_is_looked_at_again_when_the_log_is_durable_so_far() {
+    let mut d = once();
+    d.begin_dropping(2);
+    let mut looked = 0;
+    while let Some(range) = d.next_dropped() {
+        looked += 1;
+        // Two in one step are one.
+        d.pass_over(range.start, 0);
+        d.pass_over(range.start + 1, 7);
+        if looked == d.layout.slots().div_ceil(1 << 14) {
+            break;
+        }
+    }
+    d.log.durable_ord = 6;
+    assert!(d.next_dropped().is_none());
+    d.log.durable_ord = 7;
+    let mut next = 0;
+    while let Some(range) = d.next_dropped() {
+        assert_eq!(range.start, next);
+        next = range.end;
+    }
+    assert_eq!(next, d.layout.slots(), "each once more, and no more often");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What a start finds: logs and checkpoints that a device has written, read by another.
 
-use super::{Device, Mark, SEGMENT_BLOCKS, Shelf, device, device_of, layout, written};
+use super::shelf::Shelf;
+use super::{Device, Mark, SEGMENT_BLOCKS, device, device_of, layout, written};
 use crate::faults::Faults;
 use crate::flash::checkpoint::{Kept, Lies, Part, Restore, Zeros};
 use crate::flash::device::FlashOp;

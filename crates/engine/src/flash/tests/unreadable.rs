@@ -1,8 +1,8 @@
 //! Segments that nobody can read any more are not freed: the log goes round with what is left, or not at all.
 
+use super::shelf::{Shelf, short_of_room};
 use super::{
-    DATA, Device, FlashFault, FlashOp, IO, Shelf, append, batches, given_up, sent, short_of_room,
-    write_all, written,
+    DATA, Device, FlashFault, FlashOp, IO, append, batches, given_up, sent, write_all, written,
 };
 use crate::flash::choose::Verdict;
 use hearth_io::{IoDone, IoOp};
