@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -36,7 +36,15 @@ impl Server {
         Server::started(program, args, ("{socket}", &place), At::Unix(socket))
     }
 
-    /// The same over TCP: `{port}` stands for a port nobody uses. The address is 127.0.0.1.
+    /// qemu-nbd, for this file as the export `name`, until it is killed.
+    pub fn qemu_nbd(file: &Path, name: &str, socket: PathBuf) -> Result<Server> {
+        let file = file.to_str().context("a path in UTF-8")?;
+        let lasting = ["--socket={socket}", "--persistent", "--shared=8"];
+        let args = [&lasting[..], &["-f", "raw", "-x", name, file]].concat();
+        Server::start("qemu-nbd", &args, socket)
+    }
+
+    /// One over TCP: `{port}` stands for a port nobody uses. The address is 127.0.0.1.
     pub fn start_tcp(program: &str, args: &[&str]) -> Result<Server> {
         let port = free_port()?;
         Server::started(program, args, ("{port}", &port.to_string()), At::Tcp(port))

@@ -140,15 +140,7 @@ fn what_was_dirty_on_dead_flash_does_not_come_back_over_newer_writes() -> Result
     hearth.serve_args = ["--destage-rate", "4K"].map(str::to_owned).to_vec();
     hearth.start()?;
     let file = hearth.origin("o.img", SIZE)?;
-    let args = [
-        "--socket={socket}",
-        "--persistent",
-        "--shared=8",
-        "-f",
-        "raw",
-    ];
-    let args = [&args[..], &["-x", "o", path(&file)]].concat();
-    let server = Server::start("qemu-nbd", &args, hearth.dir().join("o.sock"))?;
+    let server = Server::qemu_nbd(&file, "o", hearth.dir().join("o.sock"))?;
     hearth.add("d", &server.uri("o"), &["--sole-user"])?;
     let mut client = hearth.connect("d")?;
     client.write(0, &[0x11; 1 << 20])?;

@@ -90,15 +90,7 @@ fn writes_wait_for_an_origin_that_is_too_far_behind_and_it_is_told() -> Result<(
     let mut hearth = Hearth::serving("160M")?;
     let file = hearth.dir().join("o.raw");
     File::create(&file)?.set_len(BLOCKS * BLOCK as u64)?;
-    let args = [
-        "--socket={socket}",
-        "--persistent",
-        "--shared=8",
-        "-f",
-        "raw",
-    ];
-    let args = [&args[..], &["-x", "o", path(&file)]].concat();
-    let server = Server::start("qemu-nbd", &args, hearth.dir().join("o.sock"))?;
+    let server = Server::qemu_nbd(&file, "o", hearth.dir().join("o.sock"))?;
     let ordered = ["--mode", "write-back-ordered", "--max-age", "1s"];
     let more = [&ordered[..], &["--sole-user", "--origin-timeout", "600"]].concat();
     hearth.add("d", &server.uri("o"), &more)?;
