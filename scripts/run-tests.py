@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Runs test programs several at a time, for most end-to-end tests wait: for a guest, a deadline, a disk.
 
-    scripts/run-tests.py --jobs 2 -p hearth-e2e             every program of the package
-    scripts/run-tests.py --jobs 2 -p hearth-e2e --test tls  one of them
+    scripts/run-tests.py --jobs 3 -p hearth-e2e             every program of the package
+    scripts/run-tests.py --jobs 3 -p hearth-e2e --test tls  one of them
 
 What it does not know goes to `cargo test --no-run`, which builds the programs. Of one program's tests one runs after the
 other. What a program says comes in one piece, when it has ended.
 
 A program whose tests change something that the whole host has says so in its description, and never runs beside another
-that says the same; `everything` stands for a program that runs beside none:
+that says the same; `everything` stands for a program that runs beside none, `processors` for one with an emulated guest,
+which is busy while others wait:
 
     //! Takes of the host: swap, loop devices
 
@@ -126,8 +127,8 @@ def build(arguments):
 
 
 def run_all(programs, jobs):
-    """Runs them all; those which have the host for themselves come last."""
-    waiting = sorted(programs, key=lambda p: ("everything" in p.takes, p.name))
+    """Runs them all. Those that cannot run beside every other come first, or they would be left over; those that run alone, last."""
+    waiting = sorted(programs, key=lambda p: ("everything" in p.takes, not p.takes, p.name))
     running, ended = [], []
 
     def cut_off(number, _):
@@ -184,7 +185,7 @@ def again(bad):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2, help="so many programs at a time (2)")
+    parser.add_argument("--jobs", type=int, default=3, help="so many programs at a time (3)")
     parser.add_argument("--below", default=".", help="of what was built, only programs of packages in this directory")
     parser.add_argument("--unsteady", type=Path, help="where tests are noted that passed when they were run once more")
     arguments, cargo = parser.parse_known_args()

@@ -4,6 +4,8 @@
 //! The machine is booted once: its root and a data disk are on vhost-user-blk, another data disk
 //! is on NBD, all in one pool. fio verifies what it wrote while modes are switched and the daemon
 //! is restarted; then discard and resize, as the guest sees them.
+//!
+//! Takes of the host: processors
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::run_ok;
