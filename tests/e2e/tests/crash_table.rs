@@ -5,6 +5,8 @@
 //! One guest has a disk of each kind, each served by a daemon with flash of its own. On each it writes a number after the
 //! other, makes it durable, says so on its console, and reads what nobody has read before. Then something dies. When all have felt it
 //! the operator does what `docs/recovery.md` says, and every number that was said to be durable is looked for.
+//!
+//! Takes of the host: processors
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;

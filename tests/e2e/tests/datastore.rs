@@ -1,4 +1,6 @@
 //! A directory served as a datastore by the real daemon.
+//!
+//! Takes of the host: processors
 
 mod stored;
 

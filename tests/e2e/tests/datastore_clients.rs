@@ -1,5 +1,7 @@
 //! A datastore of the real daemon and other people's clients: libnfs, the client of a guest's kernel, and one that does
 //! what an ESXi host does. Whether a small file or a disk of the cache is behind a name, they see the same.
+//!
+//! Takes of the host: processors
 
 #[path = "../../../crates/nfs/tests/common/esxi.rs"]
 mod host;

@@ -1,6 +1,8 @@
 //! What `hearth attach-help` prints is what works: two guests at once on two disks of one pool,
 //! one attached over vhost-user and one over NBD with the printed arguments; and the printed
 //! libvirt XML against libvirt's own schema.
+//!
+//! Takes of the host: processors
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::Hearth;

@@ -4,6 +4,8 @@
 //! The programs are no part of this repository: `LAB_PROGRAMS` names them, separated by colons, and `LAB_WORK` has a shell command
 //! a line, each run in a directory of its own on the datastore; both as `scripts/nfs-lab.sh` sets them. Beside what a
 //! program finds itself, the directories of this host must in the end hold what the client has.
+//!
+//! Takes of the host: processors
 
 mod kernel_client;
 mod stored;

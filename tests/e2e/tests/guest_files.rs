@@ -4,6 +4,8 @@
 //!
 //! The programs ([`working`]) are this test, brought into the guest on a disk. `WORK_SEED`, `WORK_OPERATIONS` (on data) and `WORK_NAMES` (on
 //! names) choose others than the usual ones.
+//!
+//! Takes of the host: processors
 
 mod kernel_client;
 mod stored;

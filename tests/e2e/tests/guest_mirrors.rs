@@ -1,5 +1,7 @@
 //! A guest with a mirrored disk, of which one leg returns errors, hangs and vanishes under fio that verifies what it
 //! wrote. The guest sees no error.
+//!
+//! Takes of the host: processors
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::clients::have;

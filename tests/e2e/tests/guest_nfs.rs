@@ -2,6 +2,8 @@
 //!
 //! The server runs in a process of its own (this very program, started again), so that it can be killed
 //! while the guest works. The guest's own root is local: only what the test looks at is on NFS.
+//!
+//! Takes of the host: processors
 
 mod kernel_client;
 mod stored;

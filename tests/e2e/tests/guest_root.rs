@@ -8,6 +8,8 @@
 //! device alive, so a device flush that the daemon forgot would cost nothing here. Power that fails
 //! for the flash itself, with every order of writes that were not flushed, is the simulator's
 //! (`hearth-sim`).
+//!
+//! Takes of the host: processors
 
 mod safe_files;
 

@@ -5,6 +5,8 @@
 //!
 //! QEMU's NFS client asks a portmapper for ports and cannot be told any: the tests run once more in a network of their
 //! own, in which Hearth is the portmapper.
+//!
+//! Takes of the host: processors
 
 mod safe_files;
 mod stored;

@@ -4,6 +4,8 @@
 //! Power is cut by killing QEMU: what was only in the guest's page cache is gone, and so is what Hearth had in memory. What was
 //! answered must be there afterwards, name by name and byte by byte; what was under way may be, whole or
 //! not at all, but for writes of several blocks, of which each may be.
+//!
+//! Takes of the host: processors
 
 mod stored;
 

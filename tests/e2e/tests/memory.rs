@@ -1,5 +1,7 @@
 //! The memory controller with a real guest: it is squeezed when memory is short, gets back when it is short itself, and all is
 //! as before after the controller was killed. What a guest frees comes back by itself where it is reported.
+//!
+//! Takes of the host: swap, processors
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;

@@ -1,4 +1,6 @@
 //! A host that runs out of memory: the daemon stays in it, and its guests' memory can be swapped.
+//!
+//! Takes of the host: swap
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::blk::Disk;

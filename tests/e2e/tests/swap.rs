@@ -1,6 +1,8 @@
 //! Swap of the host on flash: real swapping, also while the daemon is killed.
 //!
 //! The kernel's swap is the host's: the tests skip where it cannot be had.
+//!
+//! Takes of the host: swap, loop devices
 
 #[path = "swap/answers.rs"]
 mod answers;

@@ -1,4 +1,6 @@
 //! Other users of a disk's data: QEMU on the same file, the same data under another name.
+//!
+//! Takes of the host: loop devices
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::child::bound_to_us;

@@ -1,5 +1,7 @@
 //! vhost-user-blk with real front ends: what a guest may do, what it may not, and what it does
 //! not notice.
+//!
+//! Takes of the host: processors
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::blk::Disk;
