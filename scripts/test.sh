@@ -165,7 +165,7 @@ beside=$!
 set +m
 export CYCLES=${CYCLES:-5}
 passed_again=$(mktemp)
-scripts/run-tests.py --jobs 3 --below tests/e2e --unsteady "$passed_again" --locked "${everything[@]}"
+scripts/run-tests.py --jobs 2 --below tests/e2e --unsteady "$passed_again" --locked "${everything[@]}"
 mapfile -t -O "${#unsteady[@]}" unsteady <"$passed_again"
 rm -f "$passed_again"
 
