@@ -120,7 +120,7 @@ all_paths=()
 if ((${SEEDS:-10000} >= 10000)); then all_paths=(--all-paths); fi
 "$(target_dir)/debug/hearth-sim" --seeds "${SEEDS:-10000}" "${all_paths[@]}"
 # Pools of several devices, and devices that hang, are not among what the seeds choose.
-for profile in devices devices-fail devices-change devices-flash-only areas areas-fail overdue; do
+for profile in devices devices-fail devices-change devices-flash-only areas areas-fail overdue twice-replaced; do
     "$(target_dir)/debug/hearth-sim" --profile "$profile" --seeds $((${SEEDS:-10000} / 30))
 done
 

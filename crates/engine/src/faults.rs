@@ -270,11 +270,13 @@ pub enum Fault {
     CleanDecides,
     /// Drop clean blocks that went with a device before it is durable that it is lost.
     GoneEarly,
+    /// Believe clean blocks that were on a lost device in the one that took its place.
+    BelieveBehind,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 88] = [
+    pub const BY_WORLDS: [Fault; 89] = [
         Fault::BelieveBelowFloor,
         Fault::ClosedInOnePiece,
         Fault::HeadsSwapped,
@@ -363,6 +365,7 @@ impl Fault {
         Fault::SecondHalfUnflushed,
         Fault::DirtyOnce,
         Fault::CleanDecides,
+        Fault::BelieveBehind,
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.

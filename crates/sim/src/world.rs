@@ -19,6 +19,7 @@ use crate::origin::Origin;
 use crate::paths::{Event, Taken};
 use crate::prng::{Clock, Prng};
 use crate::profile::Profile;
+use crate::replace::Replacing;
 use crate::single::Book;
 use crate::subject::{Known, Maker, Shape, Subject};
 use crate::workload::{Habits, draw_disk};
@@ -196,6 +197,8 @@ pub struct World<'a> {
     pub(crate) emptied: Option<u16>,
     /// What is set aside, and written by somebody else.
     pub(crate) area: Aside,
+    /// How far a device of a pool that keeps everything twice is replaced.
+    pub(crate) replacing: Replacing,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
     /// I/Os so far, and the one that fails while nothing else does.
@@ -377,6 +380,7 @@ impl<'a> World<'a> {
             alive_ios: 0,
             emptied: None,
             area: Aside::default(),
+            replacing: Replacing::default(),
             rng,
         };
         for id in 1..=disks {
