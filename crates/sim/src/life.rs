@@ -211,7 +211,7 @@ impl World<'_> {
                 if Some(left) == death && !self.flash.is_dead() {
                     self.flash_dies();
                     // Soon, perhaps before it is noted anywhere.
-                    let soon = replaces && self.rng.chance(1, 4);
+                    let soon = replaces && self.rng.chance(1, 2);
                     doom = soon.then(|| self.rng.below(SOON_STEPS));
                 }
                 if Some(left) == full {
@@ -229,7 +229,11 @@ impl World<'_> {
             }
             self.hang_on()?;
             self.look_at_origins()?;
-            self.cut_short |= doom == Some(0);
+            if doom == Some(0) {
+                self.cut_short = true;
+                // It did not answer, and nothing more.
+                self.replacing.returns = self.rng.chance(1, 2);
+            }
             doom = doom.map(|steps: u64| steps.saturating_sub(1));
             if replaces {
                 self.replace_in_life()?;

@@ -713,7 +713,7 @@ pub const PROFILES: [Profile; 43] = [
     Profile {
         name: "twice-replaced",
         about: "two to four flash devices that hold everything twice, one of which fails or is lost, and is replaced, also by itself, and comes back; then it is another one's turn; crashes at any step (not part of mixed)",
-        modes: [4, 3, 3, 0],
+        modes: [3, 3, 4, 0],
         homes: [8, 1, 0],
         lives: (3, 8),
         requests: (20, 160),

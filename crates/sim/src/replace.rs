@@ -40,6 +40,8 @@ pub(crate) struct Replacing {
     ready: Option<(Replacement, bool)>,
     /// One was replaced, or was to be: which of the two is of the pool is for the others to say.
     pending: Option<Pending>,
+    /// The one that died is there again at the next start.
+    pub(crate) returns: bool,
 }
 
 struct Copying {
@@ -305,6 +307,10 @@ impl World<'_> {
 
     /// Between two lives: replaces a device, or goes through with what was begun.
     pub(crate) fn replace_half(&mut self) -> Outcome {
+        if std::mem::take(&mut self.replacing.returns) {
+            self.flash.revive();
+            return Ok(());
+        }
         if self.profile.replace == 0 || self.given_up || self.marker {
             return Ok(());
         }
