@@ -87,7 +87,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::BelieveBelowFloor => "devices-fail",
         Fault::SecondHalfUnflushed | Fault::DirtyOnce => "twice-fail",
         Fault::CleanDecides => "twice",
-        Fault::BelieveBehind => "twice-replaced",
+        Fault::BelieveBehind | Fault::HalvesUnmended => "twice-replaced",
         _ => "mixed",
     }
 }
