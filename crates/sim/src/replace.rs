@@ -314,8 +314,10 @@ impl World<'_> {
         if self.profile.replace == 0 || self.given_up || self.marker {
             return Ok(());
         }
+        let mut replaced = None;
         if let Some((what, own)) = self.replacing.ready.take() {
             self.paths.note(Event::HalfCopied);
+            replaced = Some(what.place);
             self.carry_out(what, own)?;
         } else if self.rng.chance(self.profile.replace, 100) {
             let maker = self.maker;
@@ -331,9 +333,10 @@ impl World<'_> {
                 lost,
                 ..Replacement::default()
             };
+            replaced = Some(place);
             self.carry_out(what, own)?;
         }
-        self.old_instead()
+        self.old_instead(replaced)
     }
 
     fn carry_out(&mut self, mut what: Replacement, own: bool) -> Outcome {
@@ -407,14 +410,17 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Now and then a device that was replaced is there, and the new one is not.
-    fn old_instead(&mut self) -> Outcome {
+    /// Now and then a device that was replaced is there, and the new one is not. If one was replaced just now, it is that one: until the
+    /// pool was opened with it, the others alone say that it counts, and with one of them gone, too, there would be two in trouble.
+    fn old_instead(&mut self, replaced: Option<usize>) -> Outcome {
         let maker = self.maker;
         let place = match &self.replacing.pending {
             Some(pending) if self.rng.chance(1, 4) => pending.place,
             None if self.rng.chance(1, 10) => {
                 let lost = maker.lost(&mut self.flash.media(None).0)?;
-                let others_are_there = |place: usize, _: u64| lost & !bit(place) == 0;
+                let others_are_there = |place: usize, _: u64| {
+                    lost & !bit(place) == 0 && replaced.is_none_or(|there| there == place)
+                };
                 let Some((place, old)) = self.flash.take_aside(others_are_there) else {
                     return Ok(());
                 };
