@@ -7,7 +7,7 @@ use crate::content::BLOCK;
 use crate::device::{Faults, SimDevice};
 use crate::media::{Meter, SimMedia};
 use crate::prng::Prng;
-use hearth_io::{Joined, Spread};
+use hearth_io::{Joined, Media, Spread};
 use std::ops::Range;
 
 /// What the blocks of the world's log lie on.
@@ -16,8 +16,15 @@ pub(crate) struct Flashes {
     spread: Spread,
     /// Everything is there twice, so the trouble is all this one's.
     victim: Option<usize>,
+    /// One that is to take another's place, or that another one took the place of: it may be either until that is durable.
+    pub coming: Option<SimDevice>,
+    /// Those that were of the pool, or were to be, and the places of that.
+    aside: Vec<(usize, SimDevice)>,
     rng: Prng,
 }
+
+/// Most devices that are kept aside.
+const ASIDE_MAX: usize = 2;
 
 impl Flashes {
     pub fn new(devices: Vec<SimDevice>, twice: bool, mut rng: Prng) -> Flashes {
@@ -26,8 +33,85 @@ impl Flashes {
             devices,
             spread: Spread::one(),
             victim,
+            coming: None,
+            aside: Vec::new(),
             rng,
         }
+    }
+
+    /// Which one gets the trouble.
+    pub fn victim(&self) -> usize {
+        self.victim.unwrap_or(0)
+    }
+
+    /// From now on it is another one's.
+    pub fn set_victim(&mut self, place: usize) {
+        self.victim = Some(place);
+        let all = self.devices.iter_mut().enumerate();
+        for (_, device) in all.filter(|(n, _)| *n != place) {
+            device.dies_after(None);
+        }
+    }
+
+    /// Devices that are lost, as the pool that is served has it: the bits of their places.
+    pub fn lost(&self) -> u64 {
+        self.spread.lost()
+    }
+
+    /// Puts a device into a place. The one that was there.
+    pub fn put(&mut self, place: usize, device: SimDevice) -> Option<SimDevice> {
+        let there = self.devices.get_mut(place)?;
+        Some(std::mem::replace(there, device))
+    }
+
+    /// Changes the device in a place for the one that is coming, or that went.
+    pub fn exchange(&mut self, place: usize) {
+        if let Some(coming) = self.coming.take() {
+            self.coming = self.put(place, coming);
+        }
+    }
+
+    /// Keeps a device that is none of the pool.
+    pub fn set_aside(&mut self, place: usize, device: SimDevice) {
+        self.aside.push((place, device));
+        if self.aside.len() > ASIDE_MAX {
+            drop(self.aside.remove(0));
+        }
+    }
+
+    /// One of those, if there is one that is large enough: the place that it had.
+    pub fn take_aside(&mut self, fits: impl Fn(usize, u64) -> bool) -> Option<(usize, SimDevice)> {
+        let mut all = self.aside.iter();
+        let at = all.position(|(place, device)| fits(*place, device.size()))?;
+        Some(self.aside.remove(at))
+    }
+
+    /// Copies a part of a device to the one that is coming. False: it cannot be read.
+    pub fn copy_part(&mut self, from: (u16, u64), to: u64, len: usize) -> bool {
+        let mut bytes = vec![0; len];
+        let read = match self.device(from.0) {
+            Some(device) => device.media(None).read_at(from.1, &mut bytes).is_ok(),
+            None => false,
+        };
+        let new = self.coming.as_mut().filter(|_| read);
+        new.is_some_and(|new| new.media(None).write_at(to, &bytes).is_ok())
+    }
+
+    /// Each of the pool as [`hearth_io::Media`], and the one that is coming, with one plug.
+    pub fn media_and_coming(
+        &mut self,
+        cut: Option<u64>,
+    ) -> (Vec<SimMedia<'_>>, Option<SimMedia<'_>>, Meter) {
+        let meter = Meter::new(cut);
+        let media = |d| SimMedia::metered(d, meter.clone());
+        let devices = self.devices.iter_mut().map(media).collect();
+        (devices, self.coming.as_mut().map(media), meter.clone())
+    }
+
+    /// All of them, and those that are none of the pool.
+    fn everything(&mut self) -> impl Iterator<Item = &mut SimDevice> {
+        let aside = self.aside.iter_mut().map(|(_, device)| device);
+        self.devices.iter_mut().chain(&mut self.coming).chain(aside)
     }
 
     /// Everything is on two of them.
@@ -106,7 +190,7 @@ impl Flashes {
 
     /// What a driver did that it must not.
     pub fn violation(&mut self) -> Option<String> {
-        self.devices.iter_mut().find_map(|d| d.violation.take())
+        self.everything().find_map(|d| d.violation.take())
     }
 
     /// What was answered for ends.
@@ -115,11 +199,11 @@ impl Flashes {
     }
 
     pub fn power_cut(&mut self) {
-        self.devices.iter_mut().for_each(SimDevice::power_cut);
+        self.everything().for_each(SimDevice::power_cut);
     }
 
     pub fn process_death(&mut self) {
-        self.devices.iter_mut().for_each(SimDevice::process_death);
+        self.everything().for_each(SimDevice::process_death);
     }
 
     /// Any of them is: then the log is not served.

@@ -25,6 +25,7 @@ pub mod paths;
 pub mod prng;
 pub mod profile;
 pub mod real;
+mod replace;
 mod reshape;
 pub mod runner;
 pub mod single;

@@ -26,6 +26,8 @@ use hearth_engine::api::ReqOp;
 const LIFE_STEPS_MAX: u64 = 60_000;
 /// Steps an operation hangs on average.
 const HANG_STEPS: u64 = 300;
+/// Steps after the death of a device in which a crash comes soon.
+const SOON_STEPS: u64 = 120;
 /// Time that passes at once while an operation hangs: long enough to be taken for hanging.
 const LONG_NS: u64 = 11_000_000_000;
 /// Steps to settle after the hurting ends.
@@ -68,7 +70,11 @@ impl World<'_> {
             }
             self.check_origins()?;
             let trouble = self.rng.chance(self.profile.trouble, 100);
-            if self.cut_short || self.rng.chance(self.profile.crash, 100) {
+            if self.wants_switch() {
+                self.hurt(false)?;
+                self.copy_the_rest()?;
+                self.stop()?;
+            } else if self.cut_short || self.rng.chance(self.profile.crash, 100) {
                 self.hurt(false)?;
                 self.crash();
             } else if trouble {
@@ -176,6 +182,9 @@ impl World<'_> {
             .profile
             .flash_death
             .then(|| self.rng.between(1, requests.max(2)));
+        let replaces = self.profile.replace > 0;
+        let death = death.filter(|_| !replaces || self.rng.chance(1, 2));
+        let mut doom = None;
         let full = self.rng.chance(self.profile.full, 100);
         let full = full.then(|| self.rng.between(1, requests.max(2)));
         for _ in 0..self.steps_max(LIFE_STEPS_MAX) {
@@ -201,6 +210,9 @@ impl World<'_> {
                 }
                 if Some(left) == death && !self.flash.is_dead() {
                     self.flash_dies();
+                    // Soon, perhaps before it is noted anywhere.
+                    let soon = replaces && self.rng.chance(1, 2);
+                    doom = soon.then(|| self.rng.below(SOON_STEPS));
                 }
                 if Some(left) == full {
                     trace!(self, "THE FILE SYSTEM UNDER FLASH IS FULL");
@@ -217,6 +229,15 @@ impl World<'_> {
             }
             self.hang_on()?;
             self.look_at_origins()?;
+            if doom == Some(0) {
+                self.cut_short = true;
+                // It did not answer, and nothing more.
+                self.replacing.returns = self.rng.chance(1, 2);
+            }
+            doom = doom.map(|steps: u64| steps.saturating_sub(1));
+            if replaces {
+                self.replace_in_life()?;
+            }
             if self.rng.chance(self.profile.change, 1000) {
                 self.change()?;
             }

@@ -74,6 +74,13 @@ events! {
     ServedWithoutFlash: "a disk that was known to be whole is served after its flash was lost",
     WentOn: "a flash device is lost, and the pool goes on without it",
     WarmWithout: "what the other flash devices hold is cached as before",
+    HalfReplaced: "a flash device of a pool that holds everything twice is replaced",
+    HalfReplacedByItself: "a flash device that was lost takes its own place again",
+    HalfReplaceCutOff: "the power fails while a flash device of such a pool is replaced",
+    HalfReplaceFailed: "the new flash device fails while it takes the place of another one",
+    HalfCopied: "such a device was copied while the pool was served",
+    OldCameInstead: "a flash device that was replaced is there, and the new one is not",
+    OtherTurn: "after a flash device was lost, or replaced, the trouble is another one's",
     NotKnownWhole: "a disk that was not known to be whole goes with its flash",
 }
 
@@ -143,7 +150,7 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 27] = [
+pub const RARE: [(&str, &str); 34] = [
     (
         "an operation that hangs is answered for, and goes on",
         "only in the profile `overdue`, which is not among those that the seed chooses",
@@ -251,6 +258,34 @@ pub const RARE: [(&str, &str); 27] = [
     (
         "what the other flash devices hold is cached as before",
         "only worlds of the profiles with several devices that fail do, which have runs of their own",
+    ),
+    (
+        "a flash device of a pool that holds everything twice is replaced",
+        "only worlds of the profile twice-replaced do, which have runs of their own",
+    ),
+    (
+        "a flash device that was lost takes its own place again",
+        "only worlds of the profile twice-replaced do, which have runs of their own",
+    ),
+    (
+        "the power fails while a flash device of such a pool is replaced",
+        "only worlds of the profile twice-replaced do, which have runs of their own",
+    ),
+    (
+        "the new flash device fails while it takes the place of another one",
+        "only worlds of the profile twice-replaced do, which have runs of their own",
+    ),
+    (
+        "such a device was copied while the pool was served",
+        "only worlds of the profile twice-replaced do, which have runs of their own",
+    ),
+    (
+        "a flash device that was replaced is there, and the new one is not",
+        "only worlds of the profile twice-replaced do, which have runs of their own",
+    ),
+    (
+        "after a flash device was lost, or replaced, the trouble is another one's",
+        "only worlds of the profile twice-replaced do, which have runs of their own",
     ),
 ];
 

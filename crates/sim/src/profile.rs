@@ -90,8 +90,10 @@ pub struct Profile {
     pub reshape: u64,
     /// Segments are set aside, written by somebody else, and given back.
     pub areas: bool,
-    /// The pool keeps everything twice, and one device, always the same, gets all the trouble: no guest may notice.
+    /// The pool keeps everything twice, and one device at a time gets all the trouble: no guest may notice.
     pub twice: bool,
+    /// Of 100 starts, before how many a device of such a pool is replaced; while it is served as often, in a life.
+    pub replace: u64,
 }
 
 /// No trouble.
@@ -137,10 +139,11 @@ pub(crate) const CALM: Profile = Profile {
     reshape: 0,
     areas: false,
     twice: false,
+    replace: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 42] = [
+pub const PROFILES: [Profile; 43] = [
     CALM,
     Profile {
         name: "restart",
@@ -707,11 +710,31 @@ pub const PROFILES: [Profile; 42] = [
         twice: true,
         ..CALM
     },
+    Profile {
+        name: "twice-replaced",
+        about: "two to four flash devices that hold everything twice, one of which fails or is lost, and is replaced, also by itself, and comes back; then it is another one's turn; crashes at any step (not part of mixed)",
+        modes: [3, 3, 4, 0],
+        homes: [8, 1, 0],
+        lives: (3, 8),
+        requests: (20, 160),
+        crash: 60,
+        flash_write_eio: 2,
+        slow: 20,
+        flash_death: true,
+        change: 4,
+        absent: 5,
+        trouble: 20,
+        revival: 60,
+        devices: (2, 4),
+        twice: true,
+        replace: 40,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0,
+    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0, 0,
 ];
 
 /// The name that lets the seed choose.

@@ -1,9 +1,13 @@
 //! The real engine as a [`Subject`].
 
+mod halves;
+
+pub use halves::HalfFault;
+
 use crate::media::SimMedia;
 use crate::mirrored::LegFault;
 use crate::prng::Prng;
-use crate::subject::{Known, Maker, Reshape, Shape, Subject, Unsaved};
+use crate::subject::{CopyPlan, Known, Maker, Replacement, Reshape, Shape, Subject, Unsaved};
 use hearth_engine::api::{
     DiskConfig, DiskId, Effects, ExtentState, Home, Mode, OriginState, Request,
 };
@@ -11,7 +15,7 @@ use hearth_engine::faults::{Fault, Faults};
 use hearth_engine::{ControlError, Engine, EngineOptions, KnownDisk, OpenedFrom, Upto};
 use hearth_format::areas::AreaPlace;
 use hearth_format::change::{self, Newcomer};
-use hearth_format::devices::{judge, judge_twice};
+use hearth_format::devices::judge;
 use hearth_format::superblock::PoolState;
 use hearth_format::{DeviceEntry, Layout, Members, Superblock, Uuid};
 use hearth_io::{BLOCK, IoDone, Joined, Media, Spread};
@@ -30,6 +34,8 @@ pub struct Real {
     legs: LegFault,
     /// A device that the pool went on without is believed when it is back.
     believe_lost: bool,
+    /// How the replacement of devices is broken.
+    halves: HalfFault,
 }
 
 /// Names of the deliberate faults that are not the engine's but its caller's.
@@ -41,8 +47,10 @@ pub const BELIEVE_LOST: &str = "BelieveLostDevice";
 pub fn fault_names() -> Vec<String> {
     let engine = Fault::all().map(|f| format!("{f:?}"));
     let legs = leg_faults().into_iter().map(|(name, _)| name);
+    let halves = HalfFault::ALL.map(|(_, name)| name.to_string());
     engine
         .chain([IGNORE_SINCE.to_string(), BELIEVE_LOST.to_string()])
+        .chain(halves)
         .chain(legs)
         .collect()
 }
@@ -70,6 +78,13 @@ impl Real {
         if name.eq_ignore_ascii_case(BELIEVE_LOST) {
             return Ok(Real {
                 believe_lost: true,
+                ..Real::default()
+            });
+        }
+        let mut halves = HalfFault::ALL.into_iter();
+        if let Some((halves, _)) = halves.find(|(_, n)| n.eq_ignore_ascii_case(name)) {
+            return Ok(Real {
+                halves,
                 ..Real::default()
             });
         }
@@ -285,6 +300,27 @@ impl Maker for Real {
         }
     }
 
+    fn lost(&self, devices: &mut [SimMedia<'_>]) -> Result<u64, String> {
+        self.lost_of(devices)
+    }
+
+    fn listed(&self, devices: &mut [SimMedia<'_>], place: usize) -> Result<u128, String> {
+        self.listed_at(devices, place)
+    }
+
+    fn copy_plan(&self, devices: &mut [SimMedia<'_>], place: usize) -> Result<CopyPlan, String> {
+        self.plan_of(devices, place)
+    }
+
+    fn replace_half(
+        &self,
+        devices: Vec<SimMedia<'_>>,
+        new: SimMedia<'_>,
+        what: &Replacement,
+    ) -> Result<(), String> {
+        self.replace(devices, new, what)
+    }
+
     fn was_given_up(&self, media: &mut dyn Media) -> bool {
         Superblock::load(media).is_ok_and(|sb| sb.state == PoolState::Failed)
     }
@@ -320,42 +356,6 @@ impl Maker for Real {
             dropped: report.dropped,
             from_checkpoint: report.from == OpenedFrom::Checkpoint,
         }))
-    }
-}
-
-impl Real {
-    /// The same where everything is there twice: as far as that is there.
-    fn join_twice(&self, devices: &mut [SimMedia<'_>]) -> Result<Option<Spread>, String> {
-        let each = devices.iter_mut().map(|d| Superblock::load(d).ok());
-        let mut found: Vec<Superblock> = each.flatten().collect();
-        if !found.iter().any(Superblock::is_twice) {
-            return Ok(None);
-        }
-        if self.believe_lost {
-            let stamp = found.iter().map(|sb| sb.stamp).max().unwrap_or(0);
-            for sb in &mut found {
-                (sb.lost, sb.stamp, sb.next_stamp) = (0, stamp, 0);
-            }
-        }
-        let together = judge_twice(&found).map_err(|e| {
-            let said = |sb: &Superblock| {
-                (
-                    sb.device_index,
-                    sb.generation,
-                    sb.stamp,
-                    sb.next_stamp,
-                    sb.lost,
-                )
-            };
-            let said: Vec<_> = found.iter().map(said).collect();
-            format!("{e:?}; place, generation, stamps and who is lost: {said:?}")
-        })?;
-        let (mut members, mut lead) = (together.members(&found), together.lead);
-        let spread = lead.spread();
-        let mut joined = Joined::new(spread.clone(), devices.iter_mut().collect());
-        let stamped = members.stamp_twice(&mut lead, &mut joined);
-        stamped.map_err(|e| e.to_string())?;
-        Ok(Some(spread))
     }
 }
 
@@ -486,6 +486,18 @@ impl Subject for RealSubject {
     }
     fn close(self: Box<Self>, media: &mut dyn Media) -> Result<(), String> {
         self.engine.close(media).map_err(text)
+    }
+    fn close_telling(
+        self: Box<Self>,
+        media: &mut dyn Media,
+        segments: &[u32],
+    ) -> (Result<(), String>, Vec<Option<u64>>) {
+        let closed = self.engine.close(media).map_err(text);
+        let touched = segments.iter().map(|seg| self.engine.touched(*seg));
+        (closed, touched.collect())
+    }
+    fn touched(&self, segment: u32) -> Option<u64> {
+        self.engine.touched(segment)
     }
     fn submit(&self, now_ns: u64, requests: &mut Vec<Request>, effects: &mut Effects) {
         // As if several data threads served them.

@@ -54,6 +54,34 @@ pub enum Reshape {
     Remove(usize),
 }
 
+/// How a device of a pool that keeps everything twice is copied while the pool is served.
+#[derive(Clone, Debug)]
+pub struct CopyPlan {
+    /// Of each of its segments: the number that the log has for it, and where it is read: the device's place, and the offset.
+    pub segments: Vec<(u32, (u16, u64))>,
+    /// Bytes of a segment.
+    pub bytes: u64,
+    /// Where they begin on the new one.
+    pub to: u64,
+    /// Devices that are lost, as the bits of their places.
+    pub lost: u64,
+}
+
+/// How a device of such a pool is replaced.
+#[derive(Clone, Debug, Default)]
+pub struct Replacement {
+    /// The place of the one that goes.
+    pub place: usize,
+    /// Devices that are lost, as the bits of their places.
+    pub lost: u64,
+    /// Of each of its segments that the new one has a durable copy of: what was told of it when it was copied.
+    pub copied: Vec<Option<u64>>,
+    /// What is told of each now.
+    pub touched: Vec<Option<u64>>,
+    /// The new one's number.
+    pub seed: u64,
+}
+
 /// Something that behaves like the engine: see `hearth_engine` for what the calls mean.
 pub trait Subject {
     /// Disks of which the start dropped everything.
@@ -133,6 +161,18 @@ pub trait Subject {
     fn idle(&self) -> bool;
     /// A clean stop.
     fn close(self: Box<Self>, media: &mut dyn Media) -> Result<(), String>;
+    /// The same, and then what [`touched`](Self::touched) says of these segments.
+    fn close_telling(
+        self: Box<Self>,
+        media: &mut dyn Media,
+        segments: &[u32],
+    ) -> (Result<(), String>, Vec<Option<u64>>) {
+        (self.close(media), vec![None; segments.len()])
+    }
+    /// Something that changes with everything that is written to a segment; none while something is on its way there.
+    fn touched(&self, _segment: u32) -> Option<u64> {
+        None
+    }
     /// Requests arrived.
     fn submit(&self, now_ns: u64, requests: &mut Vec<Request>, effects: &mut Effects);
     /// I/O ended.
@@ -219,6 +259,8 @@ pub trait Subject {
     }
 }
 
+const STAY: &str = "this subject's devices stay";
+
 /// Formats and opens subjects.
 pub trait Maker: Sync {
     /// Takes out of a disk's settings what this kind of subject does not support.
@@ -250,11 +292,11 @@ pub trait Maker: Sync {
         _what: Reshape,
         _seed: u64,
     ) -> Result<(), String> {
-        Err("this subject's devices stay".into())
+        Err(STAY.into())
     }
     /// Takes a device out of the pool that is lost, and was closed for that. `devices` are the others in their order.
     fn go_on_without(&self, _devices: Vec<SimMedia<'_>>, _place: usize) -> Result<(), String> {
-        Err("this subject's devices stay".into())
+        Err(STAY.into())
     }
     /// Are these of the devices, in this order, the pool?
     fn is_pool(&self, _devices: &mut [SimMedia<'_>], _list: &[usize]) -> bool {
@@ -262,7 +304,28 @@ pub trait Maker: Sync {
     }
     /// Finishes the replacement of the first device by the last one.
     fn finish(&self, _devices: &mut [SimMedia<'_>]) -> Result<(), String> {
-        Err("this subject's devices stay".into())
+        Err(STAY.into())
+    }
+    /// Which devices of a pool that keeps everything twice are lost, or are not among these, as the bits of their places.
+    fn lost(&self, _devices: &mut [SimMedia<'_>]) -> Result<u64, String> {
+        Err(STAY.into())
+    }
+    /// The number of the device that such a pool has in a place, by what the others say.
+    fn listed(&self, _devices: &mut [SimMedia<'_>], _place: usize) -> Result<u128, String> {
+        Err(STAY.into())
+    }
+    /// How a device of such a pool is copied while it is served.
+    fn copy_plan(&self, _devices: &mut [SimMedia<'_>], _place: usize) -> Result<CopyPlan, String> {
+        Err(STAY.into())
+    }
+    /// Puts `new` into the place of a device of such a pool.
+    fn replace_half(
+        &self,
+        _devices: Vec<SimMedia<'_>>,
+        _new: SimMedia<'_>,
+        _what: &Replacement,
+    ) -> Result<(), String> {
+        Err(STAY.into())
     }
     /// Says a formatted device that it was given up?
     fn was_given_up(&self, _media: &mut dyn Media) -> bool {

@@ -19,6 +19,7 @@ use crate::origin::Origin;
 use crate::paths::{Event, Taken};
 use crate::prng::{Clock, Prng};
 use crate::profile::Profile;
+use crate::replace::Replacing;
 use crate::single::Book;
 use crate::subject::{Known, Maker, Shape, Subject};
 use crate::workload::{Habits, draw_disk};
@@ -49,6 +50,8 @@ const OTHER_FIXED_BYTES: u64 = 4 << 20;
 /// What flushes take besides what any operation does, where the profile does not say: as an SSD with a
 /// safe cache, one without, and one that is busy with itself; and hard disks.
 const FLUSH_NS: [u64; 5] = [0, 0, 2_000_000, 2_000_000, 40_000_000];
+/// The same of flash whose losses are noted late.
+const SLOW_NOTE_NS: u64 = 40_000_000;
 /// Up to here an origin's first content is stamped, also where it has not grown to yet.
 const ORIGIN_GROWS_TO: u64 = 1 << 40;
 /// Lines of the trace that are kept.
@@ -196,6 +199,8 @@ pub struct World<'a> {
     pub(crate) emptied: Option<u16>,
     /// What is set aside, and written by somebody else.
     pub(crate) area: Aside,
+    /// How far a device of a pool that keeps everything twice is replaced.
+    pub(crate) replacing: Replacing,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
     /// I/Os so far, and the one that fails while nothing else does.
@@ -312,6 +317,10 @@ impl<'a> World<'a> {
             device.flush_ns = *rng.pick(&FLUSH_NS);
             flashes.push(device);
         }
+        if profile.replace > 0 && rng.chance(1, 2) {
+            // It takes long until it is noted that a device is lost.
+            flashes.iter_mut().for_each(|d| d.flush_ns = SLOW_NOTE_NS);
+        }
         let flash_rng = match others {
             0 => Prng::new(seed),
             _ => rng.fork(),
@@ -377,6 +386,7 @@ impl<'a> World<'a> {
             alive_ios: 0,
             emptied: None,
             area: Aside::default(),
+            replacing: Replacing::default(),
             rng,
         };
         for id in 1..=disks {
@@ -424,7 +434,11 @@ impl<'a> World<'a> {
         self.maker.tune(&mut config);
         let uid = self.next_uid;
         self.next_uid += 1;
-        let holes = (self.rng.next_u64() & self.rng.next_u64()) as u8;
+        let mut holes = (self.rng.next_u64() & self.rng.next_u64()) as u8;
+        if self.profile.replace > 0 && self.rng.chance(1, 2) {
+            // What is read of it is all alike: a clean block that lies in a place of another one looks as it should.
+            holes = u8::MAX;
+        }
         let base = match config.home {
             Home::Origin => Base::Stamped {
                 uid,

@@ -9,7 +9,7 @@ mod grown;
 mod judge;
 
 use hearth_engine::faults::{Fault, Faults};
-use hearth_sim::real::{BELIEVE_LOST, IGNORE_SINCE, Real, leg_faults};
+use hearth_sim::real::{BELIEVE_LOST, HalfFault, IGNORE_SINCE, Real, leg_faults};
 use hearth_sim::runner::{catches, first_failure, run_seed};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -87,6 +87,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::BelieveBelowFloor => "devices-fail",
         Fault::SecondHalfUnflushed | Fault::DirtyOnce => "twice-fail",
         Fault::CleanDecides => "twice",
+        Fault::BelieveBehind | Fault::HalvesUnmended => "twice-replaced",
         _ => "mixed",
     }
 }
@@ -117,6 +118,16 @@ fn every_fault_of_a_mirror_is_caught_under_the_engine() {
     });
     let broken: Vec<_> = broken.collect();
     assert!(broken.len() > 5, "{}", broken.len());
+    all_are_caught(&broken);
+}
+
+/// A device that is replaced where everything is there twice: the old one is believed, or the new one before it has all.
+#[test]
+fn every_fault_of_a_replacement_is_caught() {
+    let broken = HalfFault::ALL.map(|(_, name)| {
+        let maker = Real::broken(name).expect("it needs no feature");
+        (name.to_owned(), "twice-replaced", maker)
+    });
     all_are_caught(&broken);
 }
 

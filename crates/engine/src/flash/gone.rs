@@ -12,6 +12,7 @@
 //! What was dirty is in both halves, and stays there when it is clean. That is not known of a slot any more: if its first half
 //! is on the lost device, it goes as well.
 
+use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::Slot;
 use std::collections::VecDeque;
@@ -62,6 +63,7 @@ impl<U: Users> FlashDevice<U> {
     pub fn is_behind(&self, slot: Slot) -> bool {
         let once = &self.sb.once;
         self.log.half > 0
+            && !self.faults.has(Fault::BelieveBehind)
             && once.behind & self.bit_of(slot) != 0
             && self.log.segments[self.log.segment_of(slot)].seq < once.floor
     }

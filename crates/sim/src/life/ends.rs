@@ -43,6 +43,7 @@ impl World<'_> {
         }
         self.forget_in_flight();
         self.unclean = true;
+        self.call_off_replacement();
         self.lose(flash, origins);
         // A power cut of one side only leaves the other's contents volatile.
         self.model.crash(match (flash, origins) {
@@ -152,8 +153,9 @@ impl World<'_> {
             return Ok(());
         };
         let emptied = subject.emptied();
+        let segments = self.copied_segments();
         let (mut media, meter) = self.flash.joined(cut);
-        let result = subject.close(&mut media);
+        let (result, touched) = subject.close_telling(&mut media, &segments);
         let (tripped, used) = (meter.tripped(), meter.used());
         self.check_media()?;
         trace!(
@@ -169,6 +171,7 @@ impl World<'_> {
         if crashes {
             self.crash();
         }
+        self.copy_is_at_rest(touched, result.is_ok());
         // Whether the stop or the crash was first is for the next start to say.
         self.unclean = false;
         let now = self.clock.now();
@@ -224,7 +227,9 @@ impl World<'_> {
     pub(super) fn reopen(&mut self) -> Outcome {
         self.unheard = false;
         self.reshape()?;
+        self.replace_half()?;
         for attempt in 0..=CUTS_MAX {
+            self.put_in_place()?;
             let changes =
                 self.flash.are_twice() && self.profile.flash_death && self.rng.chance(1, 2);
             if changes && let Some(what) = self.flash.comes_or_goes(self.profile.revival) {
@@ -274,6 +279,7 @@ impl World<'_> {
                 self.paths.note(Event::OpenedAfterGivenUp);
             }
             self.subject = Some(opened.map_err(|e| format!("open failed: {e}"))?);
+            self.replacement_is_over();
             self.area_after_start()?;
             self.drop_scratch()?;
             (self.given_up, self.flash_failed) = (false, 0);
