@@ -123,8 +123,18 @@ fn what_is_promised_on_two_devices_is_served_from_one() -> Result<()> {
     let (a, b) = (path(hearth.flash()).to_owned(), path(&second).to_owned());
     let create = ["pool", "create", "--dirty-copies", "2", "--flash"];
     hearth.ok(&[&create[..], &[&a, "--flash", &b, "--size", "64M"]].concat())?;
-    hearth.serve_args = vec!["--flash".into(), b];
+    hearth.serve_args = ["--flash", &b, "--endurance", "1000dwpd"]
+        .map(String::from)
+        .to_vec();
     hearth.start()?;
+    // As many writes of a device, and not of both: each gets all that is dirty.
+    let stats: Value = serde_json::from_str(&hearth.ok(&["stats", "--json"])?)?;
+    let rate = stats["pool"]["endurance"]["bytes_per_s"].as_u64();
+    let most = (64 << 20) * 1000 / (24 * 60 * 60);
+    ensure!(
+        rate.is_some_and(|rate| rate > most / 2 && rate <= most),
+        "{rate:?}"
+    );
     let refused = hearth.refused(&["disk", "add", "big", "--flash-only", "40M"])?;
     ensure!(refused.contains("40 MiB of flash cannot be"), "{refused}");
     hearth.ok(&["disk", "add", "d", "--flash-only", "24M"])?;
