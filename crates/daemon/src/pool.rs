@@ -398,7 +398,13 @@ impl Pool {
     pub fn capacity(&self) -> u64 {
         // What is clean is in one half of a segment.
         let copies = if self.superblock.layout.once { 2 } else { 1 };
-        copies * self.segments() * u64::from(self.superblock.layout.data_blocks()) * BLOCK
+        copies * self.kept_capacity()
+    }
+
+    /// Bytes of flash for data that is to stay, whatever is written of it: what is dirty is in both halves of a segment, and with a
+    /// device lost there is one.
+    pub(crate) fn kept_capacity(&self) -> u64 {
+        self.segments() * u64::from(self.superblock.layout.data_blocks()) * BLOCK
     }
 
     /// Segments of the log that are on its devices.

@@ -342,6 +342,8 @@ pub struct PoolStats {
     pub counters: PoolCounters,
     /// Blocks of flash usable for data.
     pub capacity_blocks: u64,
+    /// The same for data of which all is dirty, or lives on flash.
+    pub dirty_capacity_blocks: u64,
     /// Blocks of flash that are set aside for something beside the log.
     pub set_aside_blocks: u64,
     /// Blocks cached.

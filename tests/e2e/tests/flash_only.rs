@@ -115,6 +115,52 @@ fn what_cannot_be_promised_is_refused_with_figures() -> Result<()> {
     Ok(())
 }
 
+/// Of two copies there is room for half as much as of what is clean, and with one of the devices gone for no less.
+#[test]
+fn what_is_promised_on_two_devices_is_served_from_one() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let second = hearth.dir().join("second.img");
+    let (a, b) = (path(hearth.flash()).to_owned(), path(&second).to_owned());
+    let create = ["pool", "create", "--dirty-copies", "2", "--flash"];
+    hearth.ok(&[&create[..], &[&a, "--flash", &b, "--size", "64M"]].concat())?;
+    hearth.serve_args = ["--flash", &b, "--endurance", "1000dwpd"]
+        .map(String::from)
+        .to_vec();
+    hearth.start()?;
+    // As many writes of a device, and not of both: each gets all that is dirty.
+    let stats: Value = serde_json::from_str(&hearth.ok(&["stats", "--json"])?)?;
+    let rate = stats["pool"]["endurance"]["bytes_per_s"].as_u64();
+    let most = (64 << 20) * 1000 / (24 * 60 * 60);
+    ensure!(
+        rate.is_some_and(|rate| rate > most / 2 && rate <= most),
+        "{rate:?}"
+    );
+    let refused = hearth.refused(&["disk", "add", "big", "--flash-only", "40M"])?;
+    ensure!(refused.contains("40 MiB of flash cannot be"), "{refused}");
+    hearth.ok(&["disk", "add", "d", "--flash-only", "24M"])?;
+    // Nor is more kept for a disk than there is if all of it is dirty.
+    let origin = hearth.dir().join("o.img");
+    std::fs::write(&origin, vec![0; 4096])?;
+    let min = ["disk", "add", "kept", path(&origin), "--min", "50M"];
+    let refused = hearth.refused(&min)?;
+    ensure!(refused.contains("50 MiB cannot be kept"), "{refused}");
+    let mut client = hearth.connect("d")?;
+    for at in 0..24 {
+        client.write((at * MIB) as u64, &bytes(at as u8 + 1))?;
+    }
+    client.flush()?;
+    drop(client);
+    hearth.stop()?;
+    std::fs::remove_file(&second)?;
+    hearth.start()?;
+    let mut client = hearth.connect("d")?;
+    for at in 0..24 {
+        let read = client.read((at * MIB) as u64, MIB as u32)?;
+        ensure!(read == bytes(at as u8 + 1), "{at}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_scratch_disk_outlives_a_stop_and_is_empty_after_a_crash() -> Result<()> {
     let mut hearth = Hearth::serving("128M")?;

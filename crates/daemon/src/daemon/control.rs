@@ -248,7 +248,7 @@ impl Daemon {
         let pool = lock(&self.pool);
         check_share(
             pool.registry(),
-            pool.capacity(),
+            pool.kept_capacity(),
             &disk.name,
             disk.settings.min.unwrap_or(0),
         )?;
@@ -322,7 +322,7 @@ impl Daemon {
             record.since_seq = since_seq;
             let holds = self.holds();
             let mut pool = lock(&self.pool);
-            let capacity = pool.capacity();
+            let capacity = pool.kept_capacity();
             // Others may have been added or changed while its origin was opened.
             check_unclaimed(&pool, spec)?;
             check_chain_names(&pool, &name, spec, &record.chain, record.read_only)?;
@@ -501,7 +501,7 @@ impl Daemon {
         self.enters_order(&record, &wanted)?;
         let more = wanted.kept_bytes() > record.kept_bytes();
         let mut pool = lock(&self.pool);
-        let capacity = pool.capacity();
+        let capacity = pool.kept_capacity();
         let stored = pool.change(|registry| {
             if more {
                 check_share(registry, capacity, name, wanted.kept_bytes())?;

@@ -145,7 +145,7 @@ impl Daemon {
         let stats = self.engine.pool_stats();
         let aside = stats.set_aside_blocks * BLOCK;
         let less = aside / KEPT_PERCENT_MAX * (100 - KEPT_PERCENT_MAX);
-        (stats.capacity_blocks * BLOCK).saturating_sub(less)
+        (stats.dirty_capacity_blocks * BLOCK).saturating_sub(less)
     }
 
     /// The device of a disk that has no origin, if flash can hold all that was promised.

@@ -306,7 +306,7 @@ impl Daemon {
             prefetch: !options.no_prefetch,
             endurance: options
                 .endurance
-                .map_or_else(Budget::unlimited, |e| e.budget(pool.capacity())),
+                .map_or_else(Budget::unlimited, |e| e.budget(pool.kept_capacity())),
             // A flash file keeps the space it was given: punching holes would let others take
             // it, and every write into a hole again waits for the file system.
             trim: pool.flash().iter().all(|device| device.is_device()),

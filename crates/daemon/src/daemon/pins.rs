@@ -226,7 +226,7 @@ impl Daemon {
             size,
             ..record.clone()
         };
-        let (capacity, kept) = (pool.capacity(), grown.kept_bytes());
+        let (capacity, kept) = (pool.kept_capacity(), grown.kept_bytes());
         check_share(pool.registry(), capacity, &record.name, kept)
     }
 
@@ -428,7 +428,7 @@ impl Keeper {
         if matches!(job.step, Step::Rest) {
             let pool = lock(&daemon.pool);
             let kept = pool.record(id).map_or(0, DiskRecord::kept_bytes);
-            if let Err(e) = check_share(pool.registry(), pool.capacity(), &job.name, kept) {
+            if let Err(e) = check_share(pool.registry(), pool.kept_capacity(), &job.name, kept) {
                 let (info, time) = wait(e.into());
                 let info = info.map(|mut info| {
                     info.state = PinState::NoRoom;

@@ -563,6 +563,7 @@ fn of_what_is_there_twice_it_is_told_how_often_clean_blocks_are_there_and_what_f
         assert_eq!(info.segments, segments);
         let each = u64::from(pool.superblock.layout.data_blocks()) * BLOCK;
         assert_eq!(info.capacity, segments * each * 2 / u64::from(copies));
+        assert_eq!(pool.kept_capacity(), segments * each);
         // What all of both devices would hold, or one.
         let most = (64 << 20) * 2 / u64::from(copies);
         assert!(info.capacity < most && info.capacity > most / 4 * 3);

@@ -178,6 +178,7 @@ impl Engine {
         PoolStats {
             counters: core.flash.counters,
             capacity_blocks: core.capacity_blocks(),
+            dirty_capacity_blocks: core.dirty_capacity_blocks(),
             set_aside_blocks: core.flash.set_aside_blocks(),
             cached_blocks: core.cache.index.len() as u64,
             dirty_blocks: core.dirty_total,

@@ -25,7 +25,7 @@ use crate::flash::log::{Gone, Item, LAZY_BATCH_BLOCKS, SegState, Segment, Slot};
 use crate::flash::survey::BLOCK_BYTES;
 use crate::paths::{Path, took};
 use hearth_format::{Entry, Kind};
-use hearth_io::{Buf, BufSlice, IoDone};
+use hearth_io::{Buf, BufSlice, IoDone, Target};
 use hearth_policy::cleaning::Why;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
@@ -244,7 +244,7 @@ impl<U: Users> FlashDevice<U> {
             Says::Unread if self.is_sealing(seg) => false,
             Says::Unread => {
                 self.evict.says = Says::Reading;
-                self.send_read_entries(seg, false);
+                self.send_read_entries(seg, false, 0);
                 false
             }
         }
@@ -255,11 +255,12 @@ impl<U: Users> FlashDevice<U> {
         self.log.segments[seg as usize].batches > 0 || self.log.is_sealing(seg)
     }
 
-    fn send_read_entries(&mut self, seg: u32, whole: bool) {
+    /// From its first half (0), or its second one (1), if it has two of which blocks differ.
+    fn send_read_entries(&mut self, seg: u32, whole: bool, side: u32) {
         let (offset, len) = match whole {
             false => (self.layout.summary_offset(seg), self.layout.summary_bytes()),
             true => (
-                self.layout.segment_offset(seg),
+                self.slot_offset(seg * self.log.segment_slots + side * self.log.half),
                 self.log.data_blocks as usize * BLOCK_BYTES,
             ),
         };
@@ -286,7 +287,9 @@ impl<U: Users> FlashDevice<U> {
                 entries.retain(|e| e.block < BLOCKS_END);
                 self.evict.says = Says::Read(entries);
             }
-            None if !whole => self.send_read_entries(seg, true),
+            None if !whole => self.send_read_entries(seg, true, 0),
+            // Both halves say the same, and one of them may have rotted.
+            None if self.was_first_half(seg, done) => self.send_read_entries(seg, true, 1),
             None => {
                 // Nobody knows what it says, so it stays as it is, and serves what it holds.
                 took(Path::SegmentUnreadable);
@@ -301,6 +304,15 @@ impl<U: Users> FlashDevice<U> {
                 self.may_go_round(now);
             }
         }
+    }
+
+    /// Was a segment read from its first half, while the second one is there, too?
+    fn was_first_half(&self, seg: u32, done: &IoDone) -> bool {
+        let at = self.layout.segment_offset(seg);
+        let first = self.devices.spread().device_of_side(at, 0);
+        self.log.half > 0
+            && self.sides_there(seg) == [true; 2]
+            && done.op.target == Target::Flash(first)
     }
 
     /// Looks through a segment that goes, as far as there is room for what is moved.

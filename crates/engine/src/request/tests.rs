@@ -8,7 +8,7 @@ use crate::ids::ReqId;
 use crate::request::answer::{Answer, Asker};
 use crate::request::read::padded_sums;
 use crate::request::state::{Flush, State, Step};
-use hearth_format::{Layout, Superblock, Uuid};
+use hearth_format::{DeviceEntry, Layout, Superblock, Uuid};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, IoError, IoOp, OpKind, Target};
 use std::mem::take;
@@ -387,4 +387,33 @@ fn what_a_reader_summed_up_is_believed_and_what_stands_behind_is_added() {
     assert_eq!(sums.as_slice(), [1234, crc(1), crc(2)]);
     let sums = padded_sums(Default::default(), 5000, &data);
     assert_eq!(sums.as_slice(), [crc(0), crc(1), crc(2)]);
+}
+
+/// Where clean blocks are in one half of their segment and dirty ones in both, a pool has room for twice as much that is clean.
+#[test]
+fn no_more_may_be_dirty_than_there_is_room_for_in_both_halves() {
+    let (layout, extents) = Layout::for_twice(&[64 << 20; 2], 256, true).expect("it fits");
+    let devices = extents.into_iter().zip(1..).map(|(extent, n)| DeviceEntry {
+        device: Uuid::from_u128(n),
+        extent,
+    });
+    let uuid = Uuid::from_u128(1);
+    let mut sb = Superblock::new(layout, uuid, uuid, "test", 0);
+    sb.set_twice(layout, devices.collect());
+    let mut core = Engine::blank(sb, None, EngineOptions::default(), &[]);
+    let rows = u64::from(layout.segment_count) * u64::from(layout.data_blocks());
+    assert!(core.capacity_blocks() > rows, "clean ones lie once");
+    let room = core.dirty_room(100);
+    assert_eq!(room, core.dirty_capacity_blocks());
+    assert!(room < rows, "{room} of {rows} blocks of a half");
+    // What is kept for disks that live on flash is dirty, too.
+    core.totals.kept_blocks = room / 2;
+    assert_eq!(core.dirty_room(100), room - room / 2);
+    // With one device lost it is the same, and all that is clean takes as much.
+    core.totals.kept_blocks = 0;
+    assert!(core.flash.devices.spread().lose(1));
+    core.flash.tighten();
+    let now = [core.dirty_room(100), core.capacity_blocks()];
+    // Halves are rounded.
+    assert!(now.iter().all(|now| now.abs_diff(room) <= 1), "{now:?}");
 }

@@ -409,7 +409,7 @@ impl Core {
     /// Blocks that may be dirty and wait for their origins, where so many in a hundred of flash may: what is
     /// promised to disks that live on flash is taken from that, but not all of it.
     pub fn dirty_room(&self, percent: u32) -> u64 {
-        let all = self.capacity_blocks() * u64::from(percent) / 100;
+        let all = self.dirty_capacity_blocks() * u64::from(percent) / 100;
         let kept = self.totals.kept_blocks;
         all.saturating_sub(kept).max(all / 4)
     }
@@ -436,6 +436,11 @@ impl Core {
     /// Blocks of flash that can hold data: all but what is kept free, and the head.
     pub fn capacity_blocks(&self) -> u64 {
         self.flash.cleaner.plan().most
+    }
+
+    /// The same if all of them are dirty: what is in both halves of a segment takes the room of two.
+    pub fn dirty_capacity_blocks(&self) -> u64 {
+        self.capacity_blocks() / self.flash.log.copies_of_dirty()
     }
 
     /// Room may have come free: go on with writes that waited for it, in order but for those whose

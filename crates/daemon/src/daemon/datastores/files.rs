@@ -522,7 +522,7 @@ impl Disks for Files {
         let Ok(daemon) = self.daemon() else {
             return false;
         };
-        let capacity = lock(&daemon.pool).capacity();
+        let capacity = lock(&daemon.pool).kept_capacity();
         let record = lock(&daemon.pool).record(disk).cloned();
         let Some(record) = record.filter(|r| !r.is_flash_only()) else {
             return bytes == 0;

@@ -218,3 +218,59 @@ fn a_block_that_was_dirty_and_went_with_a_device_is_void_when_what_says_that_it_
         }
     }
 }
+
+/// What the segment that goes says was read whole from a device.
+fn told(d: &mut Device, seg: u32, device: u16, bytes: &[u8]) {
+    let buf = Buf::zeroed(d.log.data_blocks as usize * 4096).all();
+    buf.clone().bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    let io = Io::read(hearth_io::Target::Flash(device), 0, buf);
+    let op = hearth_io::IoOp {
+        id: 0,
+        target: io.target,
+        kind: io.kind,
+        offset: io.offset,
+        len: io.len,
+        bufs: io.bufs,
+        crcs: io.crcs,
+        sums: io.sums,
+        class: io.class,
+    };
+    d.log.segments[seg as usize].pins += 1;
+    d.entries_read(seg, true, &op.done(Ok(()), 0), 0);
+}
+
+/// A start may have read the second half of everything; whoever frees a segment whose first half has rotted needs it, too.
+#[test]
+fn what_a_segment_says_is_read_from_its_second_half_where_the_first_one_has_rotted() {
+    for rotten_too in [false, true] {
+        let mut d = once();
+        put(&mut d, Kind::Clean, 16, 4);
+        d.log.urgent = true;
+        d.pump(0);
+        let [_, second] = halves(&mut d);
+        let seg = d.log.open_heads().next().expect("a head").seg;
+        d.batch_ended(1, &Ok(()));
+        assert!(d.take_applied().is_some());
+        d.roll();
+        d.set_entries(seg, Vec::new());
+        d.out.ios.clear();
+        let sides = [0, 1].map(|side| {
+            let at = d.layout.segment_offset(seg);
+            d.devices.spread().device_of_side(at, side)
+        });
+        told(&mut d, seg, sides[0], &[]);
+        let [(FlashOp::Entries { whole: true, .. }, io)] = &d.out.ios[..] else {
+            panic!("{} operations", d.out.ios.len());
+        };
+        assert_eq!(
+            d.devices.place(io.target, io.offset).0,
+            hearth_io::Target::Flash(sides[1])
+        );
+        let usable = d.log.usable();
+        let bytes = if rotten_too { &[][..] } else { &second[..] };
+        told(&mut d, seg, sides[1], bytes);
+        let lost = usize::from(rotten_too);
+        assert_eq!(d.log.usable(), usable - lost);
+        assert_eq!(d.entries_counting(seg).len(), 4 * (1 - lost));
+    }
+}
