@@ -106,7 +106,7 @@ pub struct Pool {
     pub flash_failed: bool,
     /// Failed operations on flash within the hour.
     pub flash_errors_hour: u64,
-    /// Bytes for cached data.
+    /// Bytes for cached data, if all of it is dirty.
     pub capacity: u64,
     /// Bytes the origins do not have yet.
     pub dirty: u64,

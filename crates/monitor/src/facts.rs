@@ -35,6 +35,15 @@ pub fn pool_name(seen: &Seen) -> String {
     }
 }
 
+/// Bytes for data of which all is dirty: where clean blocks are on fewer devices, `capacity` counts them as often as they fit.
+fn dirty_capacity(capacity: u64, copies: (u32, u32)) -> u64 {
+    match copies {
+        (clean @ 1.., dirty) if clean < dirty => capacity / u64::from(dirty) * u64::from(clean),
+        // Not told, or all are on as many.
+        _ => capacity,
+    }
+}
+
 fn pool(seen: &Seen) -> Pool {
     let stats = &seen.stats.pool;
     let day = span(&stats.disks, "1d");
@@ -44,7 +53,10 @@ fn pool(seen: &Seen) -> Pool {
         notices: seen.pool.notices.clone(),
         flash_failed: stats.flash_failed,
         flash_errors_hour: flash_errors(&stats.spans, "1h"),
-        capacity: stats.capacity,
+        capacity: dirty_capacity(
+            stats.capacity,
+            (seen.pool.clean_copies, seen.pool.dirty_copies),
+        ),
         dirty: stats.dirty,
         endurance_used: stats.endurance_used,
         swap: seen.pool.devices.iter().map(|device| device.swap).sum(),
@@ -223,6 +235,13 @@ pub fn daemon(daemon: &daemon::Daemon) -> Item {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn half_of_the_flash_is_dirty_where_clean_blocks_are_there_once() {
+        for (copies, capacity) in [((0, 1), 100), ((1, 1), 100), ((2, 2), 100), ((1, 2), 50)] {
+            assert_eq!(dirty_capacity(100, copies), capacity, "{copies:?}");
+        }
+    }
 
     #[test]
     fn paths_are_told_from_addresses() {
