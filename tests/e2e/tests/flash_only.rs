@@ -141,7 +141,15 @@ fn what_is_promised_on_two_devices_is_served_from_one() -> Result<()> {
     // Nor is more kept for a disk than there is if all of it is dirty.
     let origin = hearth.dir().join("o.img");
     std::fs::write(&origin, vec![0; 4096])?;
-    let min = ["disk", "add", "kept", path(&origin), "--min", "50M"];
+    let min = [
+        "disk",
+        "add",
+        "kept",
+        "--origin",
+        path(&origin),
+        "--min",
+        "50M",
+    ];
     let refused = hearth.refused(&min)?;
     ensure!(refused.contains("50 MiB cannot be kept"), "{refused}");
     let mut client = hearth.connect("d")?;
