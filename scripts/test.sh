@@ -22,7 +22,7 @@ declare -A MAY_TAKE=(
     ["End to end with real clients"]=900
     ["Console in a browser"]=300
     ["Simulation, what is left of it"]=200
-    ["Benchmark smoke run"]=60
+    ["Benchmark smoke run"]=180
 )
 ALL_MAY_TAKE=2100
 parts=()
