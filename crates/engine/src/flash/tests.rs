@@ -10,6 +10,7 @@ mod stripes;
 mod unreadable;
 
 use crate::api::FlashFault;
+use crate::ctx::Io;
 use crate::flash::device::{FlashDevice, FlashEvent, FlashOp, Token, Users};
 use crate::flash::durable::Until;
 use crate::flash::fail::{Noted, Promise};
@@ -75,6 +76,21 @@ fn device() -> Device {
     d.log.free = (0..d.log.segments.len() as u32).collect();
     d.log.next_segment_seq = 1;
     d
+}
+
+/// What a driver is given for it.
+fn op_of(io: Io) -> IoOp {
+    IoOp {
+        id: 0,
+        target: io.target,
+        kind: io.kind,
+        offset: io.offset,
+        len: io.len,
+        bufs: io.bufs,
+        crcs: io.crcs,
+        sums: io.sums,
+        class: io.class,
+    }
 }
 
 /// Appends a run of blocks; returns its number.
@@ -239,18 +255,7 @@ fn a_batch_that_fails_is_written_to_its_place_again_where_there_is_no_other() {
         let FlashOp::Batch { seq } = op else {
             panic!("{op:?}");
         };
-        let done = IoOp {
-            id: 1,
-            target: io.target,
-            kind: io.kind,
-            offset: io.offset,
-            len: io.len,
-            bufs: io.bufs,
-            crcs: smallvec![],
-            sums: false,
-            class: io.class,
-        };
-        match d.batch_again(seq, done.done(Err(IO), 1)) {
+        match d.batch_again(seq, op_of(io).done(Err(IO), 1)) {
             None => (op, io) = d.out.ios.pop().expect("once more"),
             // It is bad for good.
             Some(done) => {

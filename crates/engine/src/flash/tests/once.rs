@@ -224,17 +224,7 @@ fn told(d: &mut Device, seg: u32, device: u16, bytes: &[u8]) {
     let buf = Buf::zeroed(d.log.data_blocks as usize * 4096).all();
     buf.clone().bytes_mut()[..bytes.len()].copy_from_slice(bytes);
     let io = Io::read(hearth_io::Target::Flash(device), 0, buf);
-    let op = hearth_io::IoOp {
-        id: 0,
-        target: io.target,
-        kind: io.kind,
-        offset: io.offset,
-        len: io.len,
-        bufs: io.bufs,
-        crcs: io.crcs,
-        sums: io.sums,
-        class: io.class,
-    };
+    let op = op_of(io);
     d.log.segments[seg as usize].pins += 1;
     d.entries_read(seg, true, &op.done(Ok(()), 0), 0);
 }

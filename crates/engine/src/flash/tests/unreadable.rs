@@ -2,10 +2,10 @@
 
 use super::shelf::{Shelf, short_of_room};
 use super::{
-    DATA, Device, FlashFault, FlashOp, IO, append, batches, given_up, sent, write_all, written,
+    DATA, Device, FlashFault, FlashOp, IO, append, batches, given_up, op_of, sent, write_all,
+    written,
 };
 use crate::flash::choose::Verdict;
-use hearth_io::{IoDone, IoOp};
 
 /// Every read of what a segment says fails.
 fn refuse_reads(d: &mut Device) -> usize {
@@ -15,23 +15,7 @@ fn refuse_reads(d: &mut Device) -> usize {
         let FlashOp::Entries { seg, whole } = op else {
             panic!("{op:?}");
         };
-        let op = IoOp {
-            id: 0,
-            target: io.target,
-            kind: io.kind,
-            offset: io.offset,
-            len: io.len,
-            bufs: io.bufs,
-            crcs: io.crcs,
-            sums: io.sums,
-            class: io.class,
-        };
-        let done = IoDone {
-            op,
-            result: Err(IO),
-            bad_blocks: Default::default(),
-            latency_ns: 0,
-        };
+        let done = op_of(io).done(Err(IO), 0);
         d.entries_read(seg, whole, &done, 0);
     }
     count
