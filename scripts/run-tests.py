@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AGAIN_MOST = 3
 # How many of the slowest are told.
 SLOWEST = 15
-# How often is looked at what runs.
+# How often is read on while nothing ends: by that it is known how long each test takes.
 LOOK_EVERY = 0.05
 TAKES = re.compile(r"^//! Takes of the host: (.+)$", re.MULTILINE)
 BEGINS = re.compile(r"^test (\S+) \.\.\. ", re.MULTILINE)
@@ -72,6 +73,8 @@ class Run:
         self.child = subprocess.Popen(
             words, cwd=program.package, env=env, stdin=subprocess.DEVNULL, stdout=self.out, stderr=subprocess.STDOUT
         )
+        # It can be read from once the program has ended.
+        self.end = open(os.pidfd_open(self.child.pid), "rb", buffering=0)
 
     def look(self):
         """Reads on; true once it has ended."""
@@ -80,6 +83,7 @@ class Run:
             if pid:
                 self.status = self.child.returncode = os.waitstatus_to_exitcode(status)
                 self.cpu = usage.ru_utime + usage.ru_stime
+                self.end.close()
         now = time.monotonic()
         more = os.pread(self.out.fileno(), 1 << 30, self.read)
         self.read += len(more)
@@ -126,6 +130,11 @@ def build(arguments):
     ]
 
 
+def wait_for(running):
+    """Until one of them ends, or it is time to read on."""
+    select.select([run.end for run in running], [], [], LOOK_EVERY)
+
+
 def run_all(programs, jobs):
     """Runs them all. Those that cannot run beside every other come first, or they would be left over; those that run alone, last."""
     waiting = sorted(programs, key=lambda p: ("everything" in p.takes, not p.takes, p.name))
@@ -151,7 +160,7 @@ def run_all(programs, jobs):
             running.remove(run)
             ended.append(run)
             run.show()
-        time.sleep(LOOK_EVERY)
+        wait_for(running)
     return ended
 
 
@@ -175,7 +184,7 @@ def again(bad):
         print(f"Once more: {' '.join(tests)}", flush=True)
         run = Run(program, ["--exact", *tests])
         while not run.look():
-            time.sleep(LOOK_EVERY)
+            wait_for([run])
         run.show()
         if run.status:
             return None
