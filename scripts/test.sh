@@ -15,6 +15,7 @@ started=$SECONDS
 declare -A MAY_TAKE=(
     ["Format"]=10
     ["Documents"]=10
+    ["Console's page"]=60
     ["Lints"]=180
     ["Build"]=800
     ["Unit and property tests"]=400
@@ -102,6 +103,10 @@ if cargo fmt --version >/dev/null 2>&1; then cargo fmt --all --check; else note 
 step "Documents"
 if command -v python3 >/dev/null; then scripts/docs-check.py; else note "skipped: no python3"; fi
 
+# Before anything is compiled: what is compiled without the page is compiled again once there is one.
+step "Console's page"
+build_console
+
 step "Lints"
 if cargo clippy --version >/dev/null 2>&1; then
     cargo clippy --locked --workspace --all-targets -- -D warnings
@@ -127,7 +132,6 @@ cargo test --locked -p hearth-engine --lib --features model model::
 
 # Real clients meet what users run.
 step "Release build"
-build_console
 # Without optimisation across crates, which takes minutes and which no test looks at.
 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo build --release --locked -p hearth
 export HEARTH_BIN="$(target_dir)/release/hearth"
@@ -165,7 +169,7 @@ beside=$!
 set +m
 export CYCLES=${CYCLES:-5}
 passed_again=$(mktemp)
-scripts/run-tests.py --jobs 2 --below tests/e2e --unsteady "$passed_again" --locked "${everything[@]}"
+scripts/run-tests.py --jobs 3 --below tests/e2e --unsteady "$passed_again" --locked "${everything[@]}"
 mapfile -t -O "${#unsteady[@]}" unsteady <"$passed_again"
 rm -f "$passed_again"
 

@@ -18,6 +18,8 @@ const DISK: u64 = 1 << 30;
 const WORKING: u64 = (40 << 20) / BLOCK;
 /// Requests in flight at once.
 const DEPTH: usize = 8;
+/// Blocks of a request of one who writes on end.
+const MANY: u64 = 32;
 const GOOD_NS: u64 = 100_000;
 const ORIGIN_NS: u64 = 4_000_000;
 const SECOND: u64 = 1_000_000_000;
@@ -28,11 +30,17 @@ struct World {
     spread: Spread,
     /// How long an operation takes on each device.
     takes: Vec<u64>,
+    /// Nanoseconds, and bytes that each device reads at most in so long, and so many it writes, if that is limited; which of these times
+    /// it has come to, and what of it is given away.
+    share: Option<(u64, u64)>,
+    given: Vec<[(u64, u64); 2]>,
     now: u64,
     tick_at: u64,
     busy: BTreeMap<(u64, u64), (IoOp, u64)>,
     fx: Effects,
     buf: Buf,
+    /// Requests in flight at once.
+    depth: usize,
     issued: u64,
     asked: HashMap<u64, (u64, bool)>,
     reads: Vec<u64>,
@@ -64,14 +72,31 @@ fn format(devices: usize) -> (Joined<Sparse>, Spread) {
     (Joined::new(spread.clone(), media), spread)
 }
 
+/// How long an operation waits until its device has a share left for it, as where the kernel or a provider limits that.
+fn wait(given: &mut [(u64, u64); 2], op: &IoOp, (ns, share): (u64, u64), now: u64) -> u64 {
+    let (slice, used) = &mut given[usize::from(op.kind == OpKind::Write)];
+    if *slice < now / ns {
+        (*slice, *used) = (now / ns, 0);
+    }
+    while *used >= share {
+        (*slice, *used) = (*slice + 1, *used - share);
+    }
+    *used += op.len;
+    (*slice * ns).saturating_sub(now)
+}
+
 impl World {
     fn new(devices: usize) -> World {
+        // Devices are compared, and in a second in which the log is cleaned the 99th percentile of one
+        // device alone is, with two heads, that of those who wait for an origin or that of those who do not.
+        World::with(devices, Heads::One)
+    }
+
+    fn with(devices: usize, heads: Heads) -> World {
         let (mut media, spread) = format(devices);
         let opts = EngineOptions {
             prefetch: false,
-            // Devices are compared here, and in a second in which the log is cleaned the 99th percentile of one
-            // device alone is, with either, that of those who wait for an origin or that of those who do not.
-            heads: Heads::One,
+            heads,
             ..EngineOptions::default()
         };
         let (engine, _) = Engine::open(&mut media, opts, &[]).expect("it opens");
@@ -95,11 +120,14 @@ impl World {
             media,
             spread,
             takes: vec![GOOD_NS; devices],
+            share: None,
+            given: vec![[(0, 0); 2]; devices],
             now: SECOND,
             tick_at: 0,
             busy: BTreeMap::new(),
             fx: Effects::default(),
-            buf: Buf::zeroed(BLOCK as usize),
+            buf: Buf::zeroed((MANY * BLOCK) as usize),
+            depth: DEPTH,
             issued: 0,
             asked: HashMap::new(),
             reads: Vec::new(),
@@ -121,7 +149,12 @@ impl World {
                 Target::Flash(n) => {
                     self.seed = hearth_policy::spread(self.seed);
                     let takes = self.takes[usize::from(n)];
-                    takes * 3 / 4 + self.seed % (takes / 2) + op.len / 4
+                    let takes = takes * 3 / 4 + self.seed % (takes / 2) + op.len / 4;
+                    let given = &mut self.given[usize::from(n)];
+                    takes
+                        + self
+                            .share
+                            .map_or(0, |share| wait(given, &op, share, self.now))
                 }
             };
             self.issued += 1;
@@ -183,21 +216,22 @@ impl World {
         }
     }
 
-    fn ask(&mut self, block: u64, write: bool) {
+    fn ask(&mut self, block: u64, blocks: u64, write: bool) {
         self.issued += 1;
-        let (window, at) = (self.buf.slice(0, BLOCK as usize), block * BLOCK);
+        let (len, at) = (blocks * BLOCK, block * BLOCK);
+        let window = self.buf.slice(0, len as usize);
         let op = match write {
             true => ReqOp::Write { fua: false },
             false => ReqOp::Read,
         };
-        let mut r = Request::new(self.issued, 1, op, at, BLOCK, Some(window), self.now);
+        let mut r = Request::new(self.issued, 1, op, at, len, Some(window), self.now);
         if write {
-            r.crcs = smallvec![1];
+            r.crcs = smallvec![1; blocks as usize];
         }
         self.asked.insert(self.issued, (self.now, write));
         self.engine.submit(self.now, &mut vec![r], &mut self.fx);
         self.take_effects();
-        while self.asked.len() >= DEPTH {
+        while self.asked.len() >= self.depth {
             self.pass();
         }
     }
@@ -205,7 +239,7 @@ impl World {
     /// Writes all that is used, once.
     fn fill(&mut self) {
         for block in 0..WORKING {
-            self.ask(block, true);
+            self.ask(block, 1, true);
         }
     }
 
@@ -217,8 +251,29 @@ impl World {
         while self.now < end {
             let block = self.random() % WORKING;
             let write = self.random() % 5 == 0;
-            self.ask(block, write);
+            self.ask(block, 1, write);
         }
+    }
+
+    /// Reads or writes on end for so long; how many blocks that were.
+    fn on_end(&mut self, write: bool, ns: u64) -> u64 {
+        let (end, mut block) = (self.now + ns, 0);
+        while self.now < end {
+            self.ask(block % WORKING, MANY, write);
+            block += MANY;
+        }
+        block
+    }
+
+    /// Reads here and there for so long; how many blocks that were.
+    fn here_and_there(&mut self, ns: u64) -> u64 {
+        let (end, mut blocks) = (self.now + ns, 0);
+        while self.now < end {
+            let block = self.random() % (WORKING / MANY) * MANY;
+            self.ask(block, MANY, false);
+            blocks += MANY;
+        }
+        blocks
     }
 
     /// Hardly reads anything for so long.
@@ -226,7 +281,7 @@ impl World {
         let end = self.now + ns;
         while self.now < end {
             let block = self.random() % WORKING;
-            self.ask(block, false);
+            self.ask(block, 1, false);
             let next = self.now + 5_000_000;
             while self.now < next {
                 self.pass();
@@ -296,4 +351,59 @@ fn at_ten_times_the_latency_of_one_of_two_the_p99_is_at_most_twice_that_of_the_g
         written * 4 > good,
         "{written} writes, and {good} to the other"
     );
+}
+
+/// Each device reads and writes 200 MB/s and no more, in shares of so many milliseconds, and has to do more than that: what is
+/// done in ten seconds, MB/s, and in how many of them a device was said to be slow.
+fn under_load(
+    devices: usize,
+    ms: u64,
+    depth: usize,
+    step: fn(&mut World, u64) -> u64,
+) -> (u64, usize) {
+    let mut w = World::with(devices, Heads::MovesApart);
+    (w.share, w.depth) = (Some((ms * SECOND / 1000, ms * 200_000)), depth);
+    w.on_end(true, SECOND);
+    let (mut done, mut slow) = (0, 0);
+    for _ in 0..10 {
+        done += step(&mut w, SECOND);
+        slow += w.engine.device_stats().iter().filter(|d| d.slow).count();
+    }
+    (done * BLOCK / 10_000_000, slow)
+}
+
+/// Which of two has the queue is chance, and then stays so for long: it is no slower for that.
+#[test]
+fn equal_devices_under_load_are_both_used() {
+    let look =
+        |what: &str, ms: u64, depth: usize, step: fn(&mut World, u64) -> u64, wanted: u64| {
+            let (one, two) = (
+                under_load(1, ms, depth, step),
+                under_load(2, ms, depth, step),
+            );
+            println!(
+                "{what}, shares of {ms} ms, depth {depth}: {} MB/s on one, {two:?} on two",
+                one.0
+            );
+            assert!(
+                two.0 * 100 > one.0 * wanted,
+                "{what}, {ms} ms, {depth}: {one:?}, {two:?}"
+            );
+            assert!(
+                two.1 <= 3,
+                "{what}, {ms} ms, {depth}: a device is called slow"
+            );
+        };
+    // What is written is read once more, when it is destaged.
+    look("writes on end", 100, 16, |w, ns| w.on_end(true, ns), 130);
+    look("reads on end", 100, 16, |w, ns| w.on_end(false, ns), 150);
+    for (ms, depth) in [(1, 16), (100, 16), (1, 64), (100, 64)] {
+        look(
+            "reads here and there",
+            ms,
+            depth,
+            World::here_and_there,
+            150,
+        );
+    }
 }

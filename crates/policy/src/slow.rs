@@ -5,6 +5,11 @@
 //! the mean of what it answered lately, reads and writes apart, against the best of the others: nothing is
 //! slow by itself. It takes several bad means in a row, for even a good SSD pauses now and then, and a device that is left
 //! alone is tried again after a while, later each time it turns out as slow as it was.
+//!
+//! Latency is not speed: of two equal devices that have as much to do as they can, one that is behind has all the queue and the
+//! other none, and nothing that is asked of both gets the queue away from where it is. What tells them apart is what happens to
+//! the others when the device is left alone. If they answer nearly as slowly as it did, it was the load, and it gets its share
+//! again. Until they have been watched for so long, nothing is moved off it.
 
 /// Operations a mean is taken of, at least.
 const SAMPLES_MIN: u64 = 16;
@@ -16,6 +21,15 @@ const SLOW: u64 = 4;
 const FAIR: u64 = 2;
 /// What is answered within so many nanoseconds is not slow, whatever others do.
 const QUICK_NS: u64 = 200_000;
+/// So many times as slow as the best of those that do its work is what was only loaded, at most.
+const LOADED: u64 = 3;
+/// So many means of the others say that it is not so.
+const SURE_MIN: u32 = 5;
+/// One that was so much better than another lately is not slow.
+const EVEN_NS: u64 = 3_000_000_000;
+/// How long one that was only loaded is not called slow again, at first, and at most.
+const TRUST_NS: u64 = 10_000_000_000;
+const TRUST_MAX_NS: u64 = 160_000_000_000;
 /// A mean is good for so long.
 const GOOD_NS: u64 = 10_000_000_000;
 /// How long a slow device is left alone at first, and at most.
@@ -75,6 +89,15 @@ struct Device {
     /// When a slow one is tried again, and how long it is left alone.
     again_at: u64,
     alone_ns: u64,
+    /// By which means it was judged slow, of reads and of writes; 0: not by those.
+    judged: (u64, u64),
+    /// How often the others were better meanwhile.
+    better: u32,
+    /// When another was slow beside it.
+    ahead_at: Option<u64>,
+    /// Until when it is not called slow, and how long that was last.
+    trusted_to: u64,
+    trust_ns: u64,
 }
 
 impl Default for Device {
@@ -86,6 +109,11 @@ impl Default for Device {
             bad: 0,
             again_at: 0,
             alone_ns: ALONE_NS,
+            judged: (0, 0),
+            better: 0,
+            ahead_at: None,
+            trusted_to: 0,
+            trust_ns: 0,
         }
     }
 }
@@ -105,6 +133,12 @@ impl Slow {
         self.0.get(device).is_some_and(|d| d.slow)
     }
 
+    /// Is it to be left alone, and do the others do better without it? Only then is it worth moving what lies there.
+    pub fn is_surely_slow(&self, device: usize) -> bool {
+        let device = self.0.get(device);
+        device.is_some_and(|d| d.slow && d.better >= SURE_MIN)
+    }
+
     /// Is any?
     pub fn any(&self) -> bool {
         self.0.iter().any(|d| d.slow)
@@ -122,6 +156,14 @@ impl Slow {
         let others = self.0.iter().enumerate();
         let others = others.filter(|(n, d)| *n != but && !d.slow);
         others.filter_map(|(_, d)| of(d).known(now)).min()
+    }
+
+    /// The worst of them.
+    fn worst(&self, but: usize, now: u64, of: impl Fn(&Device) -> &Mean) -> u64 {
+        let others = self.0.iter().enumerate();
+        let others = others.filter(|(n, d)| *n != but && !d.slow);
+        let others = others.filter_map(|(_, d)| of(d).known(now));
+        others.max().unwrap_or(0)
     }
 
     /// What it costs to give a device something, where the best costs [`COST`].
@@ -149,10 +191,55 @@ impl Slow {
             })
             .collect();
         let mut changed = false;
-        for (n, (reads, writes)) in new.into_iter().enumerate() {
-            changed |= self.judge(n, reads, writes, now);
+        for n in 0..new.len() {
+            changed |= match self.is_slow(n) && self.was_loaded(n, &new, now) {
+                true => self.trust(n, now),
+                false => self.judge(n, new[n].0, new[n].1, now),
+            };
         }
         changed
+    }
+
+    /// A slow one is left alone: do those that have its work to do answer hardly better than it did?
+    fn was_loaded(&mut self, n: usize, new: &[(bool, bool)], now: u64) -> bool {
+        let others = self.0.iter().zip(new).enumerate();
+        let others = others.filter(|(at, (d, _))| *at != n && !d.slow);
+        let new = others.fold((false, false), |all, (_, (_, new))| {
+            (all.0 | new.0, all.1 | new.1)
+        });
+        let reads = self.best(n, now, |d| &d.reads).filter(|_| new.0);
+        let writes = self.best(n, now, |d| &d.writes).filter(|_| new.1);
+        let Some(d) = self.0.get_mut(n) else {
+            return false;
+        };
+        let of = [(d.judged.0, reads), (d.judged.1, writes)];
+        let mut of = of.into_iter().filter(|(judged, _)| *judged > 0);
+        let known = of.clone().any(|(_, best)| best.is_some());
+        let loaded = |(judged, best): (u64, Option<u64>)| {
+            best.is_some_and(|best| best.saturating_mul(LOADED) >= judged)
+        };
+        if of.any(loaded) {
+            return true;
+        }
+        if known {
+            d.better = d.better.saturating_add(1);
+        }
+        false
+    }
+
+    fn trust(&mut self, n: usize, now: u64) -> bool {
+        let Some(d) = self.0.get_mut(n) else {
+            return false;
+        };
+        // Again and again under the same load, or for the first time in long.
+        let lately = now.saturating_sub(d.trusted_to) < 2 * d.trust_ns;
+        d.trust_ns = match lately {
+            true => (d.trust_ns * 2).min(TRUST_MAX_NS),
+            false => TRUST_NS,
+        };
+        d.trusted_to = now + d.trust_ns;
+        (d.slow, d.bad, d.again_at) = (false, 0, now);
+        true
     }
 
     fn judge(&mut self, n: usize, reads: bool, writes: bool, now: u64) -> bool {
@@ -160,15 +247,29 @@ impl Slow {
             self.best(n, now, |d| &d.reads),
             self.best(n, now, |d| &d.writes),
         );
+        let worst = (
+            self.worst(n, now, |d| &d.reads),
+            self.worst(n, now, |d| &d.writes),
+        );
         let Some(d) = self.0.get_mut(n) else {
             return false;
         };
+        let is_ahead = |new: bool, mean: &Mean, worst: u64| {
+            new && worst > QUICK_NS && worst >= mean.ns.saturating_mul(SLOW)
+        };
+        if is_ahead(reads, &d.reads, worst.0) || is_ahead(writes, &d.writes, worst.1) {
+            d.ahead_at = Some(now);
+        }
         let times = if d.slow { FAIR } else { SLOW };
         let is_bad = |new: bool, mean: &Mean, best: Option<u64>| {
             let bad = |best: u64| mean.ns > QUICK_NS && mean.ns >= best.saturating_mul(times);
             new && best.is_some_and(bad)
         };
-        let bad = is_bad(reads, &d.reads, best.0) || is_bad(writes, &d.writes, best.1);
+        let by = (
+            is_bad(reads, &d.reads, best.0),
+            is_bad(writes, &d.writes, best.1),
+        );
+        let bad = by.0 || by.1;
         if reads || writes {
             d.bad = if bad { d.bad.saturating_add(1) } else { 0 };
         }
@@ -181,7 +282,8 @@ impl Slow {
             d.again_at = now;
             return true;
         }
-        if d.bad < BAD_MIN {
+        let is_even = |at: u64| now.saturating_sub(at) < EVEN_NS;
+        if d.bad < BAD_MIN || now < d.trusted_to || d.ahead_at.is_some_and(is_even) {
             return false;
         }
         // It was tried, and is as slow as it was; or it has done well for long since.
@@ -190,7 +292,10 @@ impl Slow {
             true => (d.alone_ns * 2).min(ALONE_MAX_NS),
             false => ALONE_NS,
         };
-        (d.slow, d.bad) = (true, 0);
+        (d.slow, d.bad, d.better) = (true, 0, 0);
+        d.ahead_at = None;
+        let judged = |by: bool, mean: &Mean| if by { mean.ns } else { 0 };
+        d.judged = (judged(by.0, &d.reads), judged(by.1, &d.writes));
         d.again_at = now + d.alone_ns;
         true
     }
@@ -201,6 +306,7 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+    const SECOND: u64 = 1000 * MS;
 
     /// Two devices, and time.
     struct Bench {
@@ -288,6 +394,41 @@ mod tests {
         }
         bench.until_change(none, slow);
         assert!(bench.until_change(none, alone) <= ALONE_NS + 100 * MS);
+    }
+
+    #[test]
+    fn one_that_was_only_loaded_gets_its_share_again_and_keeps_it_longer_each_time() {
+        let mut bench = Bench::new();
+        let none = [(0, 0); 2];
+        let (queue_there, all_here) = ([(50, MS), (50, 20 * MS)], [(100, 12 * MS), (0, 0)]);
+        let mut last = 0;
+        for round in 0..8 {
+            let trusted = bench.until_change(none, queue_there);
+            assert!(bench.slow.is_slow(1), "round {round}");
+            assert!(
+                round == 0 || trusted >= TRUST_NS && trusted >= last,
+                "{trusted}"
+            );
+            assert!(trusted <= TRUST_MAX_NS + SECOND);
+            last = trusted;
+            // The other needs as long for all of it. Nothing has been moved by then.
+            assert!(!bench.round(none, [(100, MS), (0, 0)]));
+            assert!(!bench.slow.is_surely_slow(1));
+            assert!(bench.round(none, all_here), "it is left alone");
+            assert!(!bench.slow.any());
+        }
+        assert!(last > TRUST_MAX_NS / 2);
+        // One that is slow indeed is surely slow soon.
+        let mut bench = Bench::new();
+        bench.until_change(none, queue_there);
+        for _ in 0..SURE_MIN {
+            assert!(!bench.slow.is_surely_slow(1));
+            assert!(!bench.round(none, [(100, 2 * MS), (0, 0)]));
+        }
+        assert!(bench.slow.is_surely_slow(1) && !bench.slow.is_surely_slow(0));
+        // How it reads says nothing of one that was slow to write.
+        assert!(!bench.round([(100, 19 * MS), (0, 0)], none));
+        assert!(bench.slow.is_slow(1));
     }
 
     #[test]

@@ -397,11 +397,13 @@ impl Subject {
         self.hearth.start().map(drop)
     }
 
-    /// Nothing dirty is lost with one of two SSDs: once no guest has to connect again for it, the daemon goes on with the other.
+    /// Nothing dirty is lost with one of two SSDs: once no guest has to connect again for it, the daemon goes on with the other, if
+    /// the origin has made durable what was written meanwhile.
     fn goes_on_without(&self, event: Event) -> bool {
         let one = event.takes_ssd() && event != Event::SsdsLost && !event.cuts_power();
         let used = !self.kind.mode.starts_with("write-back") && self.kind.mode != "off";
-        self.kind.flash == Flash::Two && one && used
+        let answers = self.kind.mirror || !event.takes_disk();
+        self.kind.flash == Flash::Two && one && used && answers
     }
 
     fn wait_without(&self) -> Result<()> {

@@ -221,7 +221,7 @@ impl Engine {
             })
             .collect();
         for (device, d) in (0..).zip(&mut all) {
-            d.slow = flash.devices.is_slow(device);
+            d.slow = flash.devices.is_surely_slow(device);
             d.lost = !flash.devices.spread().is_there(device);
         }
         let ranges = flash.sb.segments();

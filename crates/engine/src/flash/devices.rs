@@ -504,9 +504,14 @@ impl Devices {
         self.slow.is_slow(usize::from(device))
     }
 
+    /// And do the others do better without it?
+    pub fn is_surely_slow(&self, device: u16) -> bool {
+        self.slow.is_surely_slow(usize::from(device))
+    }
+
     /// Those that do, and the means of their reads and writes.
     pub fn slow_ones(&self) -> Vec<(u16, u64, u64)> {
-        let all = (0..self.each.len() as u16).filter(|n| self.is_slow(*n));
+        let all = (0..self.each.len() as u16).filter(|n| self.is_surely_slow(*n));
         all.map(|n| {
             let (reads, writes) = self.slow.means(usize::from(n));
             (n, reads, writes)
@@ -691,10 +696,11 @@ impl<U: Users> FlashDevice<U> {
 
     /// Blocks from `slot` on were read: if their device is slow, they shall not stay there.
     pub fn note_read(&mut self, slot: Slot, count: u32) {
-        if self.leaves_slow
-            && self.hot.len() < HOT_MAX
-            && self.is_on_slow(self.log.segment_of(slot) as u32)
-        {
+        if !self.leaves_slow || self.hot.len() >= HOT_MAX {
+            return;
+        }
+        let device = self.device_of(self.log.segment_of(slot) as u32);
+        if self.devices.is_surely_slow(device) {
             self.hot.push_back((slot, count));
         }
     }
