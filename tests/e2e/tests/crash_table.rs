@@ -867,7 +867,7 @@ What is behind it:
 - Where the pool has one SSD, and for the first of two that are both lost, the SSD is a file that is cut to 2 MiB and cannot grow again. The other of
   two SSDs is served by a process, which is killed. Destaging was slowed down to 4 KiB/s, so that nearly all that is written is dirty in write-back.
 - With two SSDs and one copy (`two SSDs`), what was dirty on the second, which is the one that is lost, is lost with it. If nothing was, the daemon goes on
-  with what the first holds, warm, as soon as no client has to connect again for that: a guest over vhost-user has to, so it waits for the guest's end or for
+  with what the first holds, warm, as soon as no client has to connect again for that and every origin answers: a guest over vhost-user has to, so it waits for the guest's end or for
   `hearth pool remove-flash SSD --yes`. Until then, and where something dirty is lost, the cache is off; the operator of this table then puts the pool on other
   flash. With everything on both, the one that is left serves everything as before; writes go to the origin before they are answered.
 - An SSD that was pulled and is put back is an older state. With everything on both it is not used, and the
