@@ -120,6 +120,7 @@ paths! {
     HomelessMoved: "eviction moves blocks of a disk that lives on flash",
     DeviceLost: "a device is lost, and the others have everything",
     WentOnWithout: "a pool is closed to go on without a device that failed",
+    LetGoWithout: "and lets go of what is cached of a disk whose origin fails",
     OpenedWithout: "a start drops clean copies that were on a device which is gone",
     BaseRead: "after a crash a start begins with what was known when a device was left behind",
     BelowFloor: "a start reads a log, and leaves out what lies below its floor",

@@ -45,6 +45,16 @@ impl Origin {
         }
     }
 
+    /// It makes nothing durable any more.
+    pub fn refuse_flushes(&mut self) {
+        if let Origin::One(device) = self {
+            device.faults = Faults {
+                flush_eio: 10_000,
+                ..Faults::default()
+            };
+        }
+    }
+
     /// Operations of the engine that are not answered.
     pub fn busy(&self) -> usize {
         match self {

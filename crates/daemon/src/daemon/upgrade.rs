@@ -53,6 +53,8 @@ impl Daemon {
         for (name, slot) in self.disks.lock().iter() {
             let Some(export) = &slot.export else { continue };
             all += export.clients().connections();
+            let link = slot.device().and_then(|d| Some(d.as_remote()?.link()));
+            let is_away = link.is_some_and(|link| !link.connected);
             for client in export.clients().list() {
                 let why = if client.kind != hearth_nbd::PROTOCOL.0 {
                     lost += client.connections;
@@ -60,6 +62,9 @@ impl Daemon {
                 } else if client.encrypted > 0 {
                     lost += client.encrypted;
                     "its connection is encrypted, with keys that only the program has that ends"
+                } else if is_away {
+                    lost += client.connections;
+                    "the server of its disk's origin is away, and until that is back the program that begins has nothing to serve it with"
                 } else {
                     continue;
                 };

@@ -42,8 +42,8 @@ impl Daemon {
         if !is_due(&failed) || self.stopping.load(Ordering::Relaxed) || !self.flash.may_try() {
             return;
         }
-        // In vain it would begin anew, and be back without any flash.
-        if !self.origins_answer() {
+        // In vain it would begin anew, and be back without any flash. Once such an origin has failed a flush, nobody waits for it.
+        if failed.hindrance == Some(Hindrance::Unflushed) && !self.origins_answer() {
             return;
         }
         let waits = self.begin_without(&failed, false).err();

@@ -1,5 +1,6 @@
 //! Going on without one of several flash devices that has failed. Why that may be is in [`crate::flash::without`].
 
+use crate::blocks::runset::RunSet;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::engine::Engine;
@@ -24,7 +25,7 @@ pub enum Hindrance {
     Dirty,
     /// An origin has not made durable what was written to it.
     Unflushed,
-    /// An origin has failed its last flush.
+    /// An origin has failed its last flush, and what is written there took the place of something dirty.
     OriginFails,
 }
 
@@ -33,7 +34,7 @@ pub enum Hindrance {
 pub struct FailedAlone {
     /// Its place.
     pub device: u16,
-    /// Clean blocks that the others hold.
+    /// Clean blocks that the others hold, at least: where those of a disk lie whose origin fails, which are let go, is not looked for.
     pub kept_blocks: u64,
     /// What has to be over first; of which disk, is to be seen there.
     pub hindrance: Option<Hindrance>,
@@ -67,6 +68,7 @@ impl Engine {
         if core.flash.failed_alone().is_none() || core.hindrance().is_some() {
             return Err(OpenError::Busy);
         }
+        core.let_go_of_unflushed();
         // What the index points at may not be durable so far.
         media.flush()?;
         core.flash.raise_log_floor();
@@ -129,6 +131,15 @@ impl Engine {
     }
 }
 
+impl Disk {
+    /// Its origin fails, and has not made durable what was written to it, but nothing dirty would be lost if it never did.
+    fn is_let_go(&self) -> bool {
+        let sync = &self.origin.sync;
+        let fails = self.attached && !sync.is_durable() && sync.error.is_some();
+        fails && sync.is_superseded_durably()
+    }
+}
+
 impl Core {
     fn hindrance(&self) -> Option<Hindrance> {
         let disks = || self.disks.iter().flatten();
@@ -144,8 +155,8 @@ impl Core {
             return Some(Hindrance::Dirty);
         }
         let mut unflushed = disks()
-            .map(|d| (d.attached, &d.origin.sync))
-            .filter_map(|(attached, sync)| (attached && !sync.is_durable()).then_some(sync))
+            .filter(|d| d.attached && !d.origin.sync.is_durable() && !d.is_let_go())
+            .map(|d| &d.origin.sync)
             .peekable();
         unflushed.peek()?;
         match unflushed.any(|sync| sync.error.is_some()) {
@@ -154,10 +165,29 @@ impl Core {
         }
     }
 
-    /// Blocks in the index that are not on this device.
+    /// Of disks whose origins fail nothing stays in the index: a checkpoint tells neither of open intents nor that an origin may
+    /// lose what it has not made durable. Nobody else waits for such an origin, which may be away for days.
+    fn let_go_of_unflushed(&mut self) {
+        let all = self.disks.iter().flatten().filter(|d| d.is_let_go());
+        let all: Vec<_> = all.map(|d| (d.cfg.id, d.blocks.max(1 << 36))).collect();
+        for (id, blocks) in all {
+            took(Path::LetGoWithout);
+            self.forget_range(id, 0, blocks);
+            self.stage_forget(id, 0, u64::MAX);
+            self.change_zeros(id, RunSet::clear);
+            if let Some(d) = self.disk_mut(id) {
+                d.origin.intents.clear();
+            }
+        }
+    }
+
+    /// Blocks in the index that are not on this device, at least, without those that would be let go.
     fn kept_without(&self, device: u16) -> u64 {
         let all = (0..).zip(&self.flash.log.segments);
         let there = all.filter(|(seg, _)| self.flash.device_of(*seg) != device);
-        there.map(|(_, s)| u64::from(s.live)).sum()
+        let there: u64 = there.map(|(_, s)| u64::from(s.live)).sum();
+        let let_go = self.disks.iter().flatten().filter(|d| d.is_let_go());
+        let let_go: u64 = let_go.map(|d| d.cached).sum();
+        there.saturating_sub(let_go)
     }
 }

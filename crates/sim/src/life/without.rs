@@ -33,7 +33,13 @@ impl World<'_> {
         }
         // Choices of its own, so that the rest of a seed is as it was.
         let mut rng = Prng::new(self.shape.seed ^ self.clock.now() ^ 0x0105);
-        if !rng.chance(3, 4) || !self.settle_without()? {
+        // An origin may fail meanwhile: nobody waits for it.
+        let mut of_origins = Prng::new(self.shape.seed ^ self.clock.now() ^ 0x0106);
+        let disks = self.disks.len() as u64;
+        let away = of_origins
+            .chance(1, 3)
+            .then(|| of_origins.below(disks) as usize);
+        if !rng.chance(3, 4) || !self.settle_without(away)? {
             return Ok(false);
         }
         self.quiesce(true)?;
@@ -44,7 +50,7 @@ impl World<'_> {
             self.quiesce(false)?;
             return Ok(false);
         }
-        let kept = self.close_without(device, &mut rng)?;
+        let kept = self.close_without(device, away, &mut rng)?;
         let Some(kept) = kept else {
             return Ok(true);
         };
@@ -68,8 +74,11 @@ impl World<'_> {
     }
 
     /// Waits until nothing is dirty and nobody waits. False: that does not come.
-    fn settle_without(&mut self) -> Result<bool, String> {
+    fn settle_without(&mut self, away: Option<usize>) -> Result<bool, String> {
         self.hurt(false)?;
+        if let Some(index) = away {
+            self.disks[index].origin.refuse_flushes();
+        }
         for index in 0..self.disks.len() {
             if self.disks[index].attached() {
                 let id = self.disks[index].config.id;
@@ -99,7 +108,12 @@ impl World<'_> {
     }
 
     /// Closes the pool. How many blocks are kept; none if it was cut off.
-    fn close_without(&mut self, device: u16, rng: &mut Prng) -> Result<Option<u64>, String> {
+    fn close_without(
+        &mut self,
+        device: u16,
+        away: Option<usize>,
+        rng: &mut Prng,
+    ) -> Result<Option<u64>, String> {
         self.flash.pay();
         self.disks.iter_mut().for_each(|disk| disk.origin.pay());
         self.note_owed();
@@ -129,11 +143,15 @@ impl World<'_> {
         }
         closed.map_err(|e| format!("closing without a device failed: {e}"))?;
         let now = self.clock.now();
-        for disk in &mut self.disks {
+        for (index, disk) in self.disks.iter_mut().enumerate() {
             if let Some(mirror) = disk.origin.mirror() {
                 mirror.leave(now)?;
             }
-            // The origins have everything, so nothing is excused from here on.
+            disk.origin.heal();
+            if away == Some(index) {
+                continue;
+            }
+            // The others have everything, so nothing is excused from here on.
             disk.hurt.clear();
             disk.stung.clear();
             disk.stung_alone.clear();
