@@ -311,13 +311,20 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
 
 /// Draws what is on which device.
 fn layout_of(info: &PoolInfo) -> String {
+    // While one is lost nothing is there twice.
+    let twice = info.dirty_copies > 1 && !info.devices.iter().any(|device| device.lost);
+    let (clean, dirty) = match (twice, info.clean_copies) {
+        (false, _) => (">CLEAN", ">DIRTY"),
+        (true, 1) => (">CLEAN, ONCE", ">DIRTY, TWICE"),
+        (true, _) => (">CLEAN, TWICE", ">DIRTY, TWICE"),
+    };
     let mut table = Table::new(&[
         "FLASH DEVICE",
         "MODEL",
         "STATE",
         ">SIZE",
-        ">CACHED",
-        ">DIRTY",
+        clean,
+        dirty,
         "FILLED",
         ">READ",
         ">WRITTEN",
@@ -343,7 +350,7 @@ fn layout_of(info: &PoolInfo) -> String {
                 (other, _) => plain(other),
             },
             human(device.bytes),
-            known(device.cached),
+            known(device.clean),
             known(device.dirty),
             used.unwrap_or_default(),
             io.map_or(String::new(), |io| human(io.read_bytes)),
@@ -398,7 +405,10 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
             missing.join(", ")
         );
     }
-    println!("ready; serve it with `hearth serve{}`", named(&info.flash));
+    // One that is lost may have no path.
+    let there = info.devices.iter().filter(|device| !device.lost);
+    let there: Vec<String> = there.map(|device| device.path.clone()).collect();
+    println!("ready; serve it with `hearth serve{}`", named(&there));
     Ok(())
 }
 

@@ -36,6 +36,7 @@ fn same(what: impl Display, kept: u64, counted: u64) -> Checked {
 #[derive(Clone, Copy, Default)]
 struct Blocks {
     live: u64,
+    second: u64,
     dirty: u64,
     lost: u64,
 }
@@ -104,6 +105,7 @@ impl Core {
             let segment = self.flash.log.segment_of(slot);
             for count in [&mut segments[segment], disks.entry(disk).or_default()] {
                 count.live += 1;
+                count.second += u64::from(self.flash.log.is_second(slot));
                 count.dirty += u64::from(info.dirty);
                 count.lost += u64::from(info.lost);
             }
@@ -118,6 +120,11 @@ impl Core {
                 format!("dirty blocks in segment {n}"),
                 kept.dirty.into(),
                 counted.dirty,
+            )?;
+            same(
+                format!("blocks in the second half of segment {n}"),
+                kept.second.into(),
+                counted.second,
             )?;
         }
         let mut held = vec![0u64; self.flash.log.segments.len()];

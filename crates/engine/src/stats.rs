@@ -324,7 +324,8 @@ pub struct DeviceStats {
     pub segments: u64,
     /// Of these, free ones.
     pub free_segments: u64,
-    /// Blocks cached on it.
+    /// Blocks cached on it. What is there twice counts on both devices; but what was dirty, and is clean since, on that one alone from which it is
+    /// read, where clean blocks are there once.
     pub cached_blocks: u64,
     /// Of these, dirty ones.
     pub dirty_blocks: u64,

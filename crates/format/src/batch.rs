@@ -36,8 +36,7 @@ pub struct BatchHeader {
     pub segment_seq: u64,
     /// Number of this batch; unique in the pool, growing.
     pub batch_seq: u64,
-    /// Segments with a smaller `segment_seq` are free, in a pool without a [map](crate::map). With one: of
-    /// those nothing counts from this batch on, because it was sent again.
+    /// Segments with a smaller `segment_seq` are free, in a pool without a [map](crate::map). With one, 0.
     pub bound_seq: u64,
     /// Every batch up to and including this one was durable when this one was written.
     pub durable_seq: u64,

@@ -482,6 +482,11 @@ impl Superblock {
         Ok(best)
     }
 
+    /// Which of the two copies can be used: it is intact and where it belongs.
+    pub fn whole_copies(media: &mut dyn Media) -> [bool; 2] {
+        [0, 1].map(|copy| read_copy(media, copy).is_ok())
+    }
+
     /// Stores the next generation in both copies, one after the other, each followed by a
     /// flush; when it returns `Ok`, both are durable.
     ///

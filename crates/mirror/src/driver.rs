@@ -35,6 +35,8 @@ const IDLE_NS: u64 = 1_000_000_000;
 const BACK: Duration = Duration::from_secs(1);
 /// Longest wait: a leg that is well again is noticed this soon.
 const BACK_MAX: Duration = Duration::from_secs(300);
+/// A leg that went out, and has held everything for so long since, is one like others again.
+const STEADY: Duration = Duration::from_secs(600);
 /// How long the operating system may take to let go of a leg before it is opened again.
 const LET_GO: Duration = Duration::from_secs(2);
 /// How often it is told that a leg was repaired: one that reads nothing at all is repaired with every read.
@@ -150,11 +152,55 @@ struct Leg {
     remote: bool,
     /// It is being opened.
     opening: bool,
-    patience: Duration,
+    back: Back,
     next_ns: u64,
     /// What was told of it last.
     told: LegState,
     repaired: Repaired,
+}
+
+/// How long a leg that is out is left alone.
+#[derive(Clone, Copy)]
+struct Back {
+    wait: Duration,
+    /// Since when it holds everything, if it does.
+    current_ns: Option<u64>,
+}
+
+impl Back {
+    fn new(now: u64) -> Back {
+        Back {
+            wait: BACK,
+            current_ns: Some(now),
+        }
+    }
+
+    fn is_current(&mut self, now: u64) {
+        self.current_ns = Some(now);
+    }
+
+    /// It went out: until when it is not opened. What happened years ago does not count.
+    fn went_out(&mut self, now: u64) -> u64 {
+        let held = self
+            .current_ns
+            .take()
+            .map_or(0, |at| now.saturating_sub(at));
+        if u128::from(held) >= STEADY.as_nanos() {
+            self.wait = BACK;
+        }
+        self.longer(now, BACK_MAX)
+    }
+
+    /// It could not be opened: the same.
+    fn not_opened(&mut self, now: u64) -> u64 {
+        self.longer(now, BACK_MAX / 10)
+    }
+
+    fn longer(&mut self, now: u64, most: Duration) -> u64 {
+        let until = now.saturating_add(self.wait.as_nanos() as u64);
+        self.wait = (self.wait * 2).min(most);
+        until
+    }
 }
 
 /// What else the thread is started with.
@@ -209,7 +255,7 @@ impl Leg {
             sparse: file.is_some_and(|f| !f.is_device()),
             remote: device.is_some_and(|d| d.as_remote().is_some()),
             opening: false,
-            patience: BACK,
+            back: Back::new(now_ns()),
             next_ns: now_ns() + BACK.as_nanos() as u64,
             told: LegState::Out,
             repaired: Repaired::default(),
@@ -481,11 +527,13 @@ impl Driver {
                     why: why_text(why),
                 });
                 if let Some(leg) = self.legs.get_mut(leg) {
-                    leg.next_ns = now_ns() + leg.patience.as_nanos() as u64;
-                    leg.patience = (leg.patience * 2).min(BACK_MAX);
+                    leg.next_ns = leg.back.went_out(now_ns());
                 }
             }
             Action::Current { leg } => {
+                if let Some(leg) = self.legs.get_mut(leg) {
+                    leg.back.is_current(now_ns());
+                }
                 self.shared.witness.tell(News::Current {
                     leg: self.shared.leg_name(leg),
                 });
@@ -639,7 +687,7 @@ impl Driver {
         match opened {
             Ok(opened) => {
                 *leg = Leg {
-                    patience: leg.patience,
+                    back: leg.back,
                     told: leg.told,
                     repaired: std::mem::take(&mut leg.repaired),
                     ..Leg::new(Some(&opened.device))
@@ -674,8 +722,7 @@ impl Driver {
             }
             Err(why) => {
                 self.shared.set_fault(i, Some(why));
-                leg.next_ns = now + leg.patience.as_nanos() as u64;
-                leg.patience = (leg.patience * 2).min(BACK_MAX / 10);
+                leg.next_ns = leg.back.not_opened(now);
             }
         }
     }
@@ -849,4 +896,35 @@ fn gather(bufs: &[BufSlice], mut to: &mut [u8]) {
 fn is_zero(bytes: &[u8]) -> bool {
     let (chunks, rest) = bytes.as_chunks::<16>();
     chunks.iter().all(|c| u128::from_ne_bytes(*c) == 0) && rest.iter().all(|b| *b == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leg_that_goes_out_again_and_again_waits_longer_and_one_that_was_well_for_long_does_not() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut back = Back::new(0);
+        let mut waits = Vec::new();
+        for round in 0..10 {
+            let now = round * SECOND;
+            waits.push((back.went_out(now) - now) / SECOND);
+            back.is_current(now);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+        // It is there and cannot be opened: looked for more often.
+        assert_eq!(back.not_opened(0), 300 * SECOND);
+        assert_eq!(back.not_opened(0), 30 * SECOND);
+        // A copy that takes long is no proof.
+        assert_eq!(back.went_out(0), 30 * SECOND);
+        assert_eq!(
+            back.went_out(5 * STEADY.as_nanos() as u64),
+            5 * STEADY.as_nanos() as u64 + 60 * SECOND
+        );
+        let then = 10 * STEADY.as_nanos() as u64;
+        back.is_current(then);
+        let later = then + STEADY.as_nanos() as u64;
+        assert_eq!(back.went_out(later) - later, SECOND);
+    }
 }

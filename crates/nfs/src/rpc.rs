@@ -143,6 +143,18 @@ fn sys(body: &[u8]) -> Result<Credential> {
     Ok(Credential::Sys { uid, gid, groups })
 }
 
+/// The first word of an accepted call's results: in this protocol, how it went.
+pub fn result(answer: &[u8]) -> Option<u32> {
+    let head = success(0).len();
+    let word = answer.get(head..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*word))
+}
+
+/// True if a whole message has a credential that begins with a stamp.
+pub fn has_stamp(message: &[u8]) -> bool {
+    message.get(24..28) == Some(&AUTH_SYS.to_be_bytes())
+}
+
 /// What a caller says its machine is called; nothing if it does not say. Of a whole message, so that only who asks for it
 /// pays for it.
 pub fn machine(message: &[u8]) -> &[u8] {

@@ -21,5 +21,5 @@ mod writers;
 
 pub use net::{Config, Server};
 pub use pool::HUNG_READS_MAX;
-pub(crate) use replies::LOOKED_AT;
+pub(crate) use replies::{LOOKED_AT, content};
 pub use service::Export;

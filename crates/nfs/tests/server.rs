@@ -5,7 +5,7 @@ mod common;
 mod puppet;
 
 use std::io::Write as _;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use anyhow::{Context, Result, ensure};
 use common::{Client, Results, user};
 use hearth_nfs::access::{Access, Rights, Who};
 use hearth_nfs::handle::Sealer;
+use hearth_nfs::identity::Identity;
+use hearth_nfs::ledger::Ledger;
 use hearth_nfs::record::MESSAGE_MAX;
 use hearth_nfs::rpc::{self, Call, Credential};
 use hearth_nfs::server::{Config, Export, HUNG_READS_MAX, Server};
@@ -21,6 +23,7 @@ use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Status};
 use hearth_nfs::xdr::Writer;
 use hearth_nfs::{mount, portmap, v3};
 use puppet::{Puppet, handle, key};
+use rustix::net;
 
 const STORE: u64 = 0x5157;
 const SECRET: [u8; 32] = [5; 32];
@@ -40,6 +43,26 @@ impl Stage {
     }
 
     fn with(patience: Duration, access: Access) -> Result<Stage> {
+        Stage::over(Arc::default(), None, patience, access)
+    }
+
+    /// The process after another one over the same tree, which has left what is noted of its calls.
+    fn after(tree: &Arc<Puppet>, noted: &std::path::Path) -> Result<Stage> {
+        let identity = Identity {
+            store: STORE,
+            secret: SECRET,
+        };
+        let ledger = Ledger::open(noted, &identity)?;
+        let all = Access::nobody().allow("127.0.0.0/8".parse()?, ALL);
+        Stage::over(Arc::clone(tree), Some(Arc::new(ledger)), SHORT, all)
+    }
+
+    fn over(
+        tree: Arc<Puppet>,
+        ledger: Option<Arc<Ledger>>,
+        patience: Duration,
+        access: Access,
+    ) -> Result<Stage> {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let config = Config {
             listen: vec![any],
@@ -48,13 +71,12 @@ impl Stage {
             patience,
         };
         let server = Server::start(&config)?;
-        let tree = Arc::new(Puppet::default());
         let export = Export {
             path: "/vms".into(),
             sealer: Sealer::new(STORE, &SECRET),
             store: STORE,
             tree: Arc::clone(&tree) as Arc<dyn Tree>,
-            ledger: None,
+            ledger,
         };
         server.offer(export, access)?;
         Ok(Stage { server, tree })
@@ -298,6 +320,96 @@ fn a_change_that_took_too_long_is_not_made_again() -> Result<()> {
     persist(&mut client, &create(&dir, b".lck-1"))?
         .1
         .is(Status::Exist)
+}
+
+/// A client at an address of this host.
+fn connect_from(from: IpAddr, to: SocketAddr) -> Result<Client> {
+    let family = net::AddressFamily::INET;
+    let socket = net::socket(family, net::SocketType::STREAM, None)?;
+    net::bind(&socket, &SocketAddr::new(from, 0))?;
+    net::connect(&socket, &to)?;
+    Client::over(socket.into())
+}
+
+/// A call in the tree's root that is done after its client was told to ask again.
+fn late(tree: &Puppet, client: &mut Client, args: &Args<'_>) -> Result<()> {
+    let begun = || tree.state.lock().expect("whole").begun.len();
+    let before = begun();
+    tree.hold("root");
+    // What was not begun in time never is.
+    while begun() == before {
+        client.call(args)?.is(Status::JukeBox)?;
+    }
+    tree.release("root");
+    tree.wait(|s| s.ended == s.begun);
+    Ok(())
+}
+
+/// What a client does that was told to ask again, and whose program has given up: it makes the name anew.
+#[test]
+fn who_does_something_else_with_the_name_asks_for_something_new() -> Result<()> {
+    let stage = Stage::new(SHORT)?;
+    let mut client = stage.client()?;
+    let dir = handle("root");
+    let remove = |name| Args::Remove(Named { dir: &dir, name });
+    for (other, then) in [(&b"other"[..], true), (&b".lck-1"[..], false)] {
+        stage.tree.state.lock().expect("whole").content.clear();
+        late(&stage.tree, &mut client, &create(&dir, b".lck-1"))?;
+        persist(&mut client, &remove(other))?
+            .1
+            .is(Status::NotSupp)?;
+        let (_, told) = persist(&mut client, &create(&dir, b".lck-1"))?;
+        match then {
+            true => drop(told.ok()?),
+            false => told.is(Status::Exist)?,
+        }
+    }
+    Ok(())
+}
+
+/// Before the client asks again it writes a lot.
+#[test]
+fn what_was_done_late_is_known_however_much_comes_meanwhile() -> Result<()> {
+    let stage = Stage::new(SHORT)?;
+    let mut client = stage.client()?;
+    let (dir, file) = (handle("root"), handle("at hand"));
+    late(&stage.tree, &mut client, &create(&dir, b".lck-1"))?;
+    for _ in 0..1500 {
+        client.call(&write(&file, b"data"))?.ok()?;
+    }
+    persist(&mut client, &create(&dir, b".lck-1"))?.1.ok()?;
+    Ok(())
+}
+
+/// The client is told to ask again; the work is done, and the process killed before it asks.
+#[test]
+fn what_was_done_late_is_known_to_the_next_process() -> Result<()> {
+    let noted = tempfile::tempdir()?;
+    let tree = Arc::new(Puppet::default());
+    let stage = Stage::after(&tree, noted.path())?;
+    let dir = handle("root");
+    let mut client = stage.client()?;
+    // The second begins when the first has ended.
+    for name in [b".lck-1", b".lck-2"] {
+        late(&tree, &mut client, &create(&dir, name))?;
+    }
+    // Of that one the client is told before.
+    persist(&mut client, &create(&dir, b".lck-2"))?.1.ok()?;
+    drop(stage);
+    let next = Stage::after(&tree, noted.path())?;
+    // Another machine's is another call.
+    let mut other = connect_from([127, 0, 0, 2].into(), next.server.addresses()[0])?;
+    persist(&mut other, &create(&dir, b".lck-1"))?
+        .1
+        .is(Status::Exist)?;
+    let mut client = next.client()?;
+    persist(&mut client, &create(&dir, b".lck-1"))?.1.ok()?;
+    for name in [b".lck-1", b".lck-2"] {
+        persist(&mut client, &create(&dir, name))?
+            .1
+            .is(Status::Exist)?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -19,8 +19,9 @@ use hearth_rig::{Hearth, wait};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest wait for a state that comes by itself.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Longest wait for a state that comes by itself: longer than a leg is left alone that went out or could not be opened a few
+/// times in a row, which is five minutes. On a busy host that is soon so: it is looked for while its server hangs, or is down.
+const LIMIT: Duration = Duration::from_secs(600);
 /// How long a load goes on before something happens.
 const LOAD: Duration = Duration::from_millis(300);
 

@@ -8,6 +8,7 @@ use hearth_rig::nbd::Command;
 use hearth_rig::pattern::BLOCK;
 use hearth_rig::rng::Rng;
 use hearth_rig::{Hearth, wait};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -554,6 +555,150 @@ fn a_new_pool_of_two_copies_has_clean_blocks_once_and_says_so() -> Result<()> {
             .then_some(())
     })
     .with_context(|| hearth.log())
+}
+
+/// Bytes that each device has, clean and dirty, and what the pool has of both, as somebody looks at it with these arguments.
+fn what_is_where(hearth: &Hearth, more: &[&str]) -> Result<([[u64; 2]; 2], [u64; 2])> {
+    let args = [&["pool", "show", "--json"], more].concat();
+    let pool: serde_json::Value = serde_json::from_str(&hearth.ok(&args)?)?;
+    let of = |value: &serde_json::Value, key: &str| {
+        value[key]
+            .as_u64()
+            .with_context(|| format!("{key}: {pool}"))
+    };
+    let mut devices = [[0; 2]; 2];
+    for (n, device) in devices.iter_mut().enumerate() {
+        let told = &pool["devices"][n];
+        *device = [of(told, "clean")?, of(told, "dirty")?];
+        ensure!(of(told, "cached")? == device[0] + device[1], "{pool}");
+    }
+    Ok((devices, [of(&pool, "cached")?, of(&pool, "dirty")?]))
+}
+
+/// What is clean counts on the one device that has it, and what is dirty on both.
+#[test]
+fn it_is_told_what_is_there_once_and_what_twice() -> Result<()> {
+    const DIRTY: u64 = 4 << 20;
+    const CLEAN: u64 = 8 << 20;
+    const PIECE: u64 = 64 << 10;
+    let (mut hearth, [a, b]) = mirrored()?;
+    // So slow that what is dirty stays so.
+    let origin = hearth.dir().join("o.img");
+    std::fs::write(&origin, vec![1; CLEAN as usize])?;
+    let slow = format!("model-latency=1s:{}", path(&blank(&hearth, "s.img")?));
+    hearth.add("slow", &slow, &[])?;
+    hearth.add("d", path(&origin), &["--seq-cutoff", "0"])?;
+    let mut client = hearth.connect("d")?;
+    // What is read faster than flash takes it, or was read ahead, is not cached.
+    let mut rng = Rng::new(1);
+    wait::until("half of it is cached", LIMIT, || {
+        for _ in 0..CLEAN / PIECE {
+            let at = rng.below(CLEAN / PIECE) * PIECE;
+            client.read(at, PIECE as u32).ok()?;
+        }
+        told(&hearth, "cached")
+            .is_ok_and(|cached| cached > CLEAN / 2)
+            .then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    let mut writer = hearth.connect("slow")?;
+    let write = Command::Write { fua: false };
+    writer.sweep(write, 0..DIRTY, 128 << 10, 4, |_, data| data.fill(7))?;
+    writer.flush()?;
+    drop((client, writer));
+    // Not while it changes: by who looks at it when nobody serves it.
+    hearth.kill9()?;
+    let (devices, [cached, dirty]) = what_is_where(&hearth, &["--flash", &a, "--flash", &b])?;
+    let [[clean_a, dirty_a], [clean_b, dirty_b]] = devices;
+    ensure!(
+        dirty > 0 && dirty_a == dirty && dirty_b == dirty,
+        "{devices:?}, {cached}, {dirty}"
+    );
+    ensure!(
+        clean_a + clean_b == cached - dirty,
+        "{devices:?}, {cached}, {dirty}"
+    );
+    // Both have their part of it.
+    let least = CLEAN / 8;
+    ensure!(
+        clean_a > least && clean_b > least,
+        "{devices:?}, {cached}, {dirty}"
+    );
+    let shown = hearth.ok(&["pool", "show", "--flash", &a, "--flash", &b])?;
+    ensure!(
+        shown.contains("CLEAN, ONCE") && shown.contains("DIRTY, TWICE"),
+        "{shown}"
+    );
+    // The same from a checkpoint, and as long as it is served.
+    hearth.start()?;
+    let (devices, [cached, dirty]) = what_is_where(&hearth, &[])?;
+    ensure!(
+        devices[0][0] + devices[1][0] <= cached,
+        "{devices:?}, {cached}, {dirty}"
+    );
+    hearth.stop()?;
+    let (devices, [cached, dirty]) = what_is_where(&hearth, &["--flash", &a, "--flash", &b])?;
+    ensure!(
+        devices[0][1] == dirty && devices[1][1] == dirty,
+        "{devices:?}, {cached}, {dirty}"
+    );
+    ensure!(
+        devices[0][0] + devices[1][0] == cached - dirty,
+        "{devices:?}, {cached}, {dirty}"
+    );
+    Ok(())
+}
+
+/// Whoever looks at devices that nobody serves is told what a start would mend, or go on without; and of those that are in order, nothing.
+#[test]
+fn what_is_wrong_with_devices_is_told_by_who_looks() -> Result<()> {
+    let (mut hearth, [a, b]) = mirrored()?;
+    hearth.stop()?;
+    let look = |hearth: &Hearth, devices: [&str; 2]| {
+        let flash = ["--flash", devices[0], "--flash", devices[1]];
+        let shown = hearth.ok(&[&["pool", "show"], &flash[..]].concat())?;
+        let imported = hearth.ok(&[&["pool", "import"], &flash[..]].concat())?;
+        ensure!(imported.starts_with(&shown), "{imported}\n{shown}");
+        anyhow::Ok(shown)
+    };
+    let shown = look(&hearth, [&a, &b])?;
+    ensure!(!shown.contains("warning"), "{shown}");
+    // The second copy of what says whose it is.
+    let device = std::fs::File::options().write(true).open(&b)?;
+    device.write_all_at(&[0; BLOCK], 1 << 20)?;
+    let shown = look(&hearth, [&a, &b])?;
+    let damaged = format!("warning: of the superblock of {b} one copy is damaged");
+    ensure!(
+        shown.matches("warning").count() == 1 && shown.contains(&damaged),
+        "{shown}"
+    );
+    hearth.start()?;
+    hearth.stop()?;
+    let shown = look(&hearth, [&a, &b])?;
+    ensure!(!shown.contains("warning"), "{shown}");
+    let old = hearth.dir().join("old.img");
+    std::fs::copy(&b, &old)?;
+    hearth.start()?;
+    hearth.stop()?;
+    let shown = look(&hearth, [&a, path(&old)])?;
+    let older = format!("warning: the pool was served since without {}", path(&old));
+    ensure!(shown.contains("LOST") && shown.contains(&older), "{shown}");
+    let gone = path(&hearth.dir().join("gone.img")).to_owned();
+    let shown = look(&hearth, [&a, &gone])?;
+    let missing =
+        shown.contains("warning: a flash device of the pool is missing") && shown.contains(&gone);
+    ensure!(shown.contains("LOST") && missing, "{shown}");
+    let imported = hearth.ok(&["pool", "import", "--flash", &b])?;
+    let ready = format!("serve it with `hearth serve --flash {b}`");
+    ensure!(imported.contains(&ready), "{imported}");
+    let shown = hearth.ok(&["pool", "show", "--flash", &b])?;
+    // Nobody knows how full what is missing is.
+    ensure!(!shown.contains("100 %"), "{shown}");
+    ensure!(
+        shown.contains("warning: device 1") && shown.contains("is not among those given"),
+        "{shown}"
+    );
+    Ok(())
 }
 
 /// Clean blocks that went with a device are let go without a record, and written past since. So whatever takes its place must bring

@@ -785,10 +785,14 @@ pub struct PoolDevice {
     /// Of these, free ones, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_segments: Option<u64>,
-    /// Bytes cached on it, if that is known.
+    /// Bytes cached on it, if that is known: clean ones and dirty ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached: Option<u64>,
-    /// Of these, dirty ones, if that is known.
+    /// Of these, clean ones: on this device alone, if the pool has `clean_copies` 1, else on another one as well. What was dirty, and has been
+    /// written to its origin since, counts once, although its second copy is still there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clean: Option<u64>,
+    /// Of these, dirty ones: on another device as well, if the pool has `dirty_copies` 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty: Option<u64>,
     /// It is missing, failed, or older than the others, which have everything that was on it.

@@ -27,6 +27,8 @@ pub struct FlashDevices {
     spread: Spread,
     /// One is missing that was there when the pool was served last.
     newly_missing: bool,
+    /// What was found when they were opened, in words.
+    found: Vec<String>,
 }
 
 impl FlashDevices {
@@ -36,6 +38,7 @@ impl FlashDevices {
             devices: vec![device],
             spread: Spread::one(),
             newly_missing: false,
+            found: Vec::new(),
         }
     }
 
@@ -44,7 +47,23 @@ impl FlashDevices {
             devices,
             spread,
             newly_missing: false,
+            found: Vec::new(),
         }
+    }
+
+    /// What is wrong with them, though they are the pool: which are missing or older, and of which a copy of the superblock is damaged.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        let mut troubles = self.found.clone();
+        let there = (0..).zip(&self.devices);
+        for (_, device) in there.filter(|(n, _)| self.spread.is_there(*n)) {
+            if Superblock::whole_copies(&mut device.clone()) != [true; 2] {
+                troubles.push(format!(
+                    "of the superblock of {} one copy is damaged; the other one counts, and the next start writes both anew",
+                    path_of(device).display()
+                ));
+            }
+        }
+        troubles
     }
 
     /// Is one missing that was there when the pool was served last?
@@ -110,11 +129,14 @@ impl FlashDevices {
 
     /// Where they are.
     pub fn paths(&self) -> Vec<PathBuf> {
-        let path = |device: &Arc<Device>| match device.file() {
-            Some(file) => file.path().to_owned(),
-            None => PathBuf::from(device.name()),
-        };
-        self.devices.iter().map(path).collect()
+        self.devices.iter().map(|device| path_of(device)).collect()
+    }
+}
+
+fn path_of(device: &Device) -> PathBuf {
+    match device.file() {
+        Some(file) => file.path().to_owned(),
+        None => PathBuf::from(device.name()),
     }
 }
 
@@ -333,8 +355,13 @@ fn open_twice(
     let together = judge_twice(found).map_err(|misfit| explain(paths, found, &misfit))?;
     let members = together.members(found);
     let superblock = together.lead;
+    let mut said = Vec::new();
     for at in &together.older {
         let path = paths.get(*at).map_or(Path::new("?"), PathBuf::as_path);
+        said.push(format!(
+            "the pool was served since without {}: what is on it is older, and it is not used",
+            path.display()
+        ));
         tracing::warn!(
             path = %path.display(),
             "the pool was served since without this flash device: what is on it is older, and it is not used"
@@ -353,9 +380,16 @@ fn open_twice(
             (Some(path), _) => path.display().to_string(),
             (None, [(path, e)]) if missing == 1 => {
                 tracing::warn!("a flash device of the pool is missing: {}", e.what);
+                said.push(format!("a flash device of the pool is missing: {}", e.what));
                 path.display().to_string()
             }
-            _ => format!("device {} (missing)", u32::from(n) + 1),
+            _ => {
+                let name = format!("device {} (missing)", u32::from(n) + 1);
+                if let Some(entry) = superblock.devices.get(usize::from(n)) {
+                    said.push(format!("{} is not among those given", described(n, entry)));
+                }
+                name
+            }
         };
         Arc::new(Device::remote(Arc::new(Missing(name))))
     });
@@ -364,6 +398,7 @@ fn open_twice(
     Ok(Opened {
         flash: FlashDevices {
             newly_missing: together.newly,
+            found: said,
             ..FlashDevices::several(devices, spread)
         },
         superblock,

@@ -102,8 +102,10 @@ pub(crate) fn add_emptied(devices: &mut [PoolDevice], emptied: Option<(u16, u64)
 pub(crate) fn add(devices: &mut [PoolDevice], lies: &[DeviceStats]) {
     for (device, lies) in devices.iter_mut().zip(lies) {
         device.cached = Some(lies.cached_blocks * BLOCK);
+        device.clean = Some(lies.cached_blocks.saturating_sub(lies.dirty_blocks) * BLOCK);
         device.dirty = Some(lies.dirty_blocks * BLOCK);
-        device.free_segments = Some(lies.free_segments);
+        // What stands on a lost one nobody looks at.
+        device.free_segments = Some(lies.free_segments).filter(|_| !device.lost);
     }
 }
 

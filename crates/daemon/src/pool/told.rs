@@ -79,6 +79,7 @@ impl Pool {
     /// The same, with what is cached and dirty; of a pool that this process has locked.
     pub fn info_with_contents(&self) -> PoolInfo {
         let mut info = self.info_with_origins();
+        info.notices = self.flash().troubles();
         match inspect::contents(self) {
             Ok((contents, lies)) => {
                 super::show::add(&mut info.devices, &lies);

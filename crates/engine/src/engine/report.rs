@@ -227,8 +227,11 @@ impl Engine {
         let ranges = flash.sb.segments();
         for (segment, seg) in flash.log.segments.iter().zip(0..) {
             let at = flash.layout.segment_offset(seg);
-            // Both halves are there, unless a device is lost.
-            for (device, _) in flash.devices.spread().halves(at) {
+            // Both halves are there, unless a device is lost. Then nothing is but what the other one has.
+            let (live, second) = (u64::from(segment.live), u64::from(segment.second));
+            let dirty = u64::from(segment.dirty);
+            let both = flash.devices.spread().sides(at).count() > 1;
+            for (side, device, _) in flash.devices.spread().sides(at) {
                 let device = usize::from(device);
                 let numbers = ranges.get(device).filter(|r| r.contains(&seg));
                 let there = numbers.is_some() || flash.devices.are_twice();
@@ -237,8 +240,13 @@ impl Engine {
                 };
                 d.segments += 1;
                 d.free_segments += u64::from(segment.state == SegState::Free);
-                d.cached_blocks += u64::from(segment.live);
-                d.dirty_blocks += u64::from(segment.dirty);
+                // What is clean may be in one half alone.
+                d.cached_blocks += match side {
+                    _ if !both || flash.log.half == 0 => live,
+                    0 => live - second,
+                    _ => second + dirty,
+                };
+                d.dirty_blocks += dirty;
             }
         }
         all

@@ -177,6 +177,7 @@ impl<U: Users> FlashDevice<U> {
             seq: 0,
             live: 0,
             dirty: 0,
+            second: 0,
             pins: 0,
             held: 0,
             batches: 0,
@@ -379,9 +380,11 @@ impl<U: Users> FlashDevice<U> {
     /// The index points at a slot from now on, to which something was appended.
     pub fn slot_filled(&mut self, slot: Slot, dirty: bool) {
         let seg = self.log.segment_of(slot);
+        let second = self.log.is_second(slot);
         let s = &mut self.log.segments[seg];
         s.live += 1;
         s.dirty += u32::from(dirty);
+        s.second += u32::from(second);
     }
 
     /// The same, and at another slot no more, if it did.
@@ -395,8 +398,10 @@ impl<U: Users> FlashDevice<U> {
     /// The index points at a slot no more.
     pub fn slot_gone(&mut self, gone: Gone) {
         let seg = self.log.segment_of(gone.slot);
+        let second = self.log.is_second(gone.slot);
         let s = &mut self.log.segments[seg];
         s.live -= 1;
+        s.second -= u32::from(second);
         if gone.dirty && !self.faults.has(Fault::DirtyStaysCounted) {
             s.dirty -= 1;
         }

@@ -180,6 +180,8 @@ pub(crate) struct Segment {
     pub live: u32,
     /// Of these, dirty.
     pub dirty: u32,
+    /// Of those that are not, the ones that are in the second half alone.
+    pub second: u32,
     /// Operations that read it or still write its summary: it may not be reused.
     pub pins: u32,
     /// Versions in it that the origins of ordered disks are still to get: it may not be reused.
@@ -601,6 +603,11 @@ impl<T: Token> Log<T> {
     /// The segment a slot lies in.
     pub fn segment_of(&self, slot: Slot) -> usize {
         (slot / self.segment_slots) as usize
+    }
+
+    /// True if a slot is in the second half of its segment.
+    pub fn is_second(&self, slot: Slot) -> bool {
+        self.half > 0 && slot % self.segment_slots >= self.half
     }
 
     /// True if nothing waits or is in flight.

@@ -137,7 +137,12 @@ pub(super) fn carry_out(
         | Args::Remove(_)
         | Args::RmDir(_)
         | Args::Rename { .. }
-        | Args::Link { .. } => cx.noted(&args, flight.client(), &whole.message),
+        | Args::Link { .. } => cx.noted(
+            &args,
+            flight.client(),
+            &whole.message,
+            Some(flight.as_ref()),
+        ),
         Args::ReadDir {
             dir, cookie, bytes, ..
         } => cx.list(dir, cookie, None, bytes),

@@ -6,11 +6,14 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
 
 use super::link::{Answer, Link};
 use super::pool::Pool;
 use super::replies::{Replies, Slip};
 use crate::handle::Key;
+use crate::ledger::{Known, Ledger};
 use crate::tree::AtHand;
 use crate::v3::{Procedure, Status, refusal};
 
@@ -38,6 +41,32 @@ impl About {
     }
 }
 
+/// What is written down before its client is told to ask again.
+#[derive(Clone)]
+pub(super) struct Noted {
+    pub ledger: Arc<Ledger>,
+    pub known: Known,
+}
+
+/// Does something that may wait for a disk, where nobody else has to: it is seldom.
+pub(super) fn aside(work: impl FnOnce() + Send + 'static) {
+    fn once(work: &Mutex<Option<impl FnOnce()>>) {
+        let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(work) = work {
+            work();
+        }
+    }
+    // To be had back if no thread can be started.
+    let work = Arc::new(Mutex::new(Some(work)));
+    let own = Arc::clone(&work);
+    let spawned = thread::Builder::new()
+        .name("nfs-noting".to_owned())
+        .spawn(move || once(&own));
+    if spawned.is_err() {
+        once(&work);
+    }
+}
+
 enum Stage {
     Waiting(Job),
     Running,
@@ -52,6 +81,8 @@ struct State {
     charge: Option<super::link::Charge>,
     /// It was begun and not finished in time.
     stuck: bool,
+    /// It is begun, and a second time would have another outcome.
+    noted: Option<Noted>,
 }
 
 /// Connections one answer goes to.
@@ -102,6 +133,7 @@ impl Flight {
             links: vec![link],
             charge: Some(charge),
             stuck: false,
+            noted: None,
         };
         Arc::new(Flight {
             about,
@@ -130,6 +162,19 @@ impl Flight {
                 None
             }
         }
+    }
+
+    /// A change is about to be made that has another outcome the second time. False if its client was told already to ask again.
+    pub fn expects(&self, noted: &Noted) -> bool {
+        let mut state = self.lock();
+        state.noted = Some(noted.clone());
+        let waited_for = !state.links.is_empty();
+        drop(state);
+        if let Some(slip) = self.about.slip.as_ref().filter(|_| !waited_for) {
+            self.replies
+                .abandoned(slip, Some(noted.clone()), Instant::now());
+        }
+        waited_for
     }
 
     /// It was carried out, or could not be.
@@ -161,6 +206,7 @@ impl Flight {
             return;
         }
         let charge = state.charge.take();
+        let noted = state.noted.clone();
         let begun = match std::mem::replace(&mut state.stage, Stage::Ended) {
             Stage::Waiting(job) => {
                 drop(state);
@@ -177,13 +223,21 @@ impl Flight {
         };
         if let Some(slip) = &self.about.slip {
             if begun {
-                self.replies.abandoned(slip)
+                self.replies.abandoned(slip, noted.clone(), Instant::now());
             } else {
-                self.replies.forget(slip)
+                self.replies.forget(slip);
             }
         }
         drop(charge);
-        send(&links, self.later());
+        let later = self.later();
+        match noted.filter(|_| begun) {
+            None => send(&links, later),
+            // The disk it is written to may be the one that hangs.
+            Some(noted) => aside(move || {
+                noted.ledger.told(&noted.known);
+                send(&links, later);
+            }),
+        }
     }
 
     /// The call came again, over this connection: the answer is to go there too. Where it came

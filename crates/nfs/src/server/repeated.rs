@@ -1,23 +1,26 @@
 //! Calls that change names or attributes, and may have been carried out by the process before.
 //!
 //! Within one process a repetition gets the [answer that was kept](super::replies). Over a kill only the
-//! [ledger] tells what was begun. A call that had ended well is not carried out again: meanwhile others may
+//! [ledger] tells what was begun, also to one that its client sends under a new number because it was told to ask again. A call that had ended well is not carried out again: meanwhile others may
 //! have used the name. One that was only begun is, and what it finds done already is its own work:
 //!
 //! - a removal that finds no such name has removed it;
-//! - a rename that finds its source gone has moved it, if what has the new name was changed while the call was under way;
-//! - a creation that finds the name taken has made it, if it is empty, was changed then, and nobody else
-//!   was making it: it may lack its owner, so it is made anew;
+//! - a rename that finds its source gone has moved it, if what has the new name is what it was to move;
+//! - a creation that finds the name taken has made it, if it is empty, was written or changed then, and nobody else
+//!   was making it: it may lack its owner, so it is made anew. Either time counts: of one datastore in two directories it is changed once more
+//!   when it is brought to the other one, or gets its number;
 //! - a link to the very file is that link;
 //! - attributes that were to be set "if nobody changed the file since" were set by it, if they were changed then.
 //!
 //! [ledger]: crate::ledger
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::call::{Answered, Cx};
+use super::flight::{Flight, Noted};
 use crate::access::Who;
-use crate::ledger::{Before, NOWHERE, Place, Window};
+use crate::ledger::{Before, Ledger, NOWHERE, Place, Window, now};
 use crate::rpc;
 use crate::tree::Changed;
 use crate::v3::{Args, Create, Kind, Named, Status, Wcc, put_optional, put_wcc};
@@ -38,27 +41,69 @@ impl Cx<'_> {
         args: &Args<'_>,
         client: Option<IpAddr>,
         message: &[u8],
+        flight: Option<&Flight>,
     ) -> Answered {
         let (Some(ledger), Some(client)) = (&self.export.ledger, client) else {
             return self.change(args);
         };
-        let place: Place = match args {
-            Args::Create { at, .. } => ledger.place(at.dir, at.name),
-            _ => NOWHERE,
+        let about: Vec<(&[u8], &[u8])> = args.about().into_iter().flatten().collect();
+        let known = ledger.known(client, message, about.first().copied().unwrap_or_default());
+        ledger.touched(client, message, &known, &about, now());
+        // Of one that comes under a new number, the call it repeats.
+        let (before, first) = match ledger.recall(&known.id) {
+            Some(before) => (Some(before), None),
+            None => match ledger.recall_told(client, message, &known, now()) {
+                Some((before, first)) => (Some(before), Some(first)),
+                None => (None, None),
+            },
         };
-        let id = ledger.id(client, message);
-        let window = match ledger.recall(&id) {
-            Some(Before::Ended) => return self.was_done(args),
+        let window = match before {
+            Some(Before::Ended) => {
+                // Under its new number it may come once more.
+                let place = self.place(ledger, args);
+                ledger.end(ledger.begin(known.id, place, None), true);
+                ledger.untold(&known.content);
+                return self.was_done(args);
+            }
             Some(Before::Begun(window)) => Some(window),
             None => None,
         };
-        let entry = ledger.begin(id, place, window);
+        let place = window.map_or_else(|| self.place(ledger, args), |window| window.place);
+        let entry = ledger.begin(known.id, place, window);
+        // Not of the one that is repeated any more, but of this one.
+        ledger.untold(&known.content);
+        if let Some(flight) = flight.filter(|_| args.is_done_once()) {
+            let ledger = Arc::clone(ledger);
+            let noted = Noted { ledger, known };
+            if !flight.expects(&noted) {
+                noted.ledger.told(&known);
+            }
+        }
         let answer = match window {
             None => self.change(args),
             Some(window) => self.resume(args, &window),
         };
-        ledger.end(entry, answer.as_ref().is_ok_and(|w| self.went_well(w)));
+        let well = answer.as_ref().is_ok_and(|w| self.went_well(w));
+        ledger.end(entry, well);
+        if let Some(first) = first.filter(|_| well) {
+            ledger.end(ledger.begin(first, place, None), true);
+        }
         answer
+    }
+
+    /// What is noted of a call that makes or moves something.
+    fn place(&self, ledger: &Ledger, args: &Args<'_>) -> Place {
+        let source = |from: &Named<'_>| {
+            let dir = self.named(from, Status::Inval)?;
+            self.export.tree.lookup(&Who::root(), &dir, from.name)
+        };
+        match args {
+            Args::Create { at, .. } => ledger.place(at.dir, at.name),
+            Args::Rename { from, .. } => {
+                source(from).map_or(NOWHERE, |found| ledger.moved(&found.key))
+            }
+            _ => NOWHERE,
+        }
     }
 
     /// What an answer tells.
@@ -139,7 +184,13 @@ impl Cx<'_> {
                 let moved = || {
                     let dir = self.named(to, Status::Inval)?;
                     let found = self.export.tree.lookup(&self.who, &dir, to.name)?;
-                    Ok::<_, Status>(window.holds(found.attributes.changed))
+                    let ledger = self.export.ledger.as_ref();
+                    let own = ledger.map(|ledger| ledger.moved(&found.key));
+                    Ok::<_, Status>(match window.place {
+                        // Noted by a daemon that did not know.
+                        NOWHERE => window.holds(found.attributes.changed),
+                        place => own == Some(place),
+                    })
                 };
                 if self.failed_with(&answer, Status::NoEnt) && moved().unwrap_or(false) {
                     return self.was_done(args);
@@ -182,7 +233,8 @@ impl Cx<'_> {
         };
         let a = &found.attributes;
         let empty = kind != Kind::Regular || (a.size == 0 && a.links == 1);
-        if window.alone && a.kind == kind && empty && window.holds(a.changed) {
+        let then = window.holds(a.changed) || window.holds(a.modified);
+        if window.alone && a.kind == kind && empty && then {
             // A directory with something in it stays.
             let _ = tree.remove(&root, &dir, at.name, kind == Kind::Directory);
         }
@@ -199,6 +251,7 @@ mod tests {
     use super::*;
     use crate::access::Rights;
     use crate::handle::Key;
+    use crate::ledger::SLACK;
     use crate::local::Directory;
     use crate::server::Export;
     use crate::v3::{How, SetAttributes, SetTime};
@@ -248,31 +301,38 @@ mod tests {
             let args = args(&before);
             self.calls.set(self.calls.get() + 1);
             let message = self.calls.get().to_be_bytes();
+            self.begun(&before, &args, &message, ended, work);
+            self.told(&args, &message)
+        }
+
+        /// A process begins a call, does of it what `work` does, and is killed, if it does not end.
+        fn begun(
+            &self,
+            before: &Export,
+            args: &Args<'_>,
+            message: &[u8],
+            ended: Option<bool>,
+            work: impl FnOnce(&Path),
+        ) {
             let ledger = before.ledger.as_ref().expect("a ledger");
-            let id = ledger.id(CLIENT.parse().expect("an address"), &message);
-            let place = match args {
-                Args::Create { at, .. } => ledger.place(at.dir, at.name),
-                _ => NOWHERE,
-            };
-            let entry = ledger.begin(id, place, None);
+            let client = CLIENT.parse().expect("an address");
+            let known = ledger.known(client, message, about(args));
+            let entry = ledger.begin(known.id, cx(before, args).place(ledger, args), None);
             work(&self.place.path().join("vms"));
             if let Some(well) = ended {
                 ledger.end(entry, well);
             }
-            self.told(&args, &message)
         }
 
         /// What a new process answers.
         fn told(&self, args: &Args<'_>, message: &[u8]) -> u32 {
-            let export = process(self.place.path());
-            let root = Who::root();
-            let rights = Rights {
-                write: true,
-                root: true,
-            };
-            let cx = Cx::new(&export, root, rights, 7, args.procedure());
+            self.told_by(&process(self.place.path()), args, message)
+        }
+
+        fn told_by(&self, export: &Export, args: &Args<'_>, message: &[u8]) -> u32 {
+            let cx = cx(export, args);
             let client = Some(CLIENT.parse().expect("an address"));
-            match cx.noted(args, client, message) {
+            match cx.noted(args, client, message, None) {
                 Err(status) => status as u32,
                 Ok(w) => u32::from_be_bytes(*cx.status(&w).expect("a status")),
             }
@@ -281,6 +341,18 @@ mod tests {
         fn path(&self, name: &str) -> std::path::PathBuf {
             self.place.path().join("vms").join(name)
         }
+    }
+
+    fn cx<'a>(export: &'a Export, args: &Args<'_>) -> Cx<'a> {
+        let rights = Rights {
+            write: true,
+            root: true,
+        };
+        Cx::new(export, Who::root(), rights, 7, args.procedure())
+    }
+
+    fn about<'a>(args: &Args<'a>) -> (&'a [u8], &'a [u8]) {
+        args.about()[0].expect("a change is about something")
     }
 
     fn handle(export: &Export, key: &Key) -> &'static [u8] {
@@ -340,9 +412,125 @@ mod tests {
         fs::write(stage.path("b"), "old").expect("written");
         let ledger = export.ledger.as_ref().expect("a ledger");
         let message = [7, 7, 7, 7];
-        let id = ledger.id(CLIENT.parse().expect("an address"), &message);
-        ledger.begin(id, NOWHERE, Some(Window::far_ahead()));
+        let client = CLIENT.parse().expect("an address");
+        let known = ledger.known(client, &message, about(&rename(&export)));
+        ledger.begin(known.id, NOWHERE, Some(Window::far_ahead()));
         assert_eq!(stage.told(&rename(&export), &message), NOENT);
+    }
+
+    /// What has the new name was changed at the same time, and is another file.
+    #[test]
+    fn what_another_moved_there_was_not_moved_by_it() {
+        let stage = Stage::new();
+        process(stage.place.path());
+        fs::write(stage.path("a"), "").expect("written");
+        let other = |vms: &Path| {
+            fs::remove_file(vms.join("a")).expect("removed");
+            fs::write(vms.join("c"), "").expect("written");
+            fs::rename(vms.join("c"), vms.join("b")).expect("moved");
+        };
+        assert_eq!(stage.killed_in(rename, None, other), NOENT);
+    }
+
+    /// Waits until a file has been changed after everything that a process may have done that was there until now.
+    fn changed_later(path: &Path) {
+        let until = now() + SLACK + SLACK;
+        let changed = || {
+            let at = fs::symlink_metadata(path).expect("there");
+            std::os::unix::fs::lchown(path, Some(at.uid()), Some(at.gid())).expect("changed");
+            let at = fs::symlink_metadata(path).expect("there");
+            std::time::Duration::new(at.ctime() as u64, at.ctime_nsec() as u32)
+        };
+        while changed() <= until {
+            std::thread::yield_now();
+        }
+    }
+
+    /// In two directories a file gets its number when it is seen that it has none, and a moved one is moved once more in the other: both after the
+    /// start.
+    #[test]
+    fn what_is_changed_once_more_by_the_next_process_is_found_done() {
+        let stage = Stage::new();
+        process(stage.place.path());
+        let link = |export: &Export| Args::Create {
+            at: at(export, "l"),
+            what: Create::Link {
+                to: b"there",
+                set: MODE,
+            },
+        };
+        fs::write(stage.path("a"), "moved").expect("written");
+        let before = process(stage.place.path());
+        let (link, rename) = (link(&before), rename(&before));
+        stage.begun(&before, &link, &[0, 0, 0, 1], None, |vms| {
+            std::os::unix::fs::symlink("there", vms.join("l")).expect("made");
+        });
+        stage.begun(&before, &rename, &[0, 0, 0, 2], None, |vms| {
+            fs::rename(vms.join("a"), vms.join("b")).expect("moved");
+        });
+        let next = process(stage.place.path());
+        changed_later(&stage.path("l"));
+        changed_later(&stage.path("b"));
+        assert_eq!(stage.told_by(&next, &link, &[0, 0, 0, 1]), OK);
+        assert_eq!(stage.told_by(&next, &rename, &[0, 0, 0, 2]), OK);
+    }
+
+    /// Its client was told to ask again, does so under a new number, and finds another process.
+    #[test]
+    fn what_is_asked_again_under_a_new_number_is_found_done() {
+        let stage = Stage::new();
+        process(stage.place.path());
+        let remove = |export: &Export| Args::Remove(at(export, "a"));
+        let link = |export: &Export| Args::Create {
+            at: at(export, "l"),
+            what: Create::Link {
+                to: b"there",
+                set: MODE,
+            },
+        };
+        let message = |number: u32, what: &str| {
+            let mut message = number.to_be_bytes().to_vec();
+            message.extend_from_slice(what.as_bytes());
+            message
+        };
+        let told = |export: &Export, args: &Args<'_>, message: &[u8]| {
+            let ledger = export.ledger.as_ref().expect("a ledger");
+            let client = CLIENT.parse().expect("an address");
+            ledger.told(&ledger.known(client, message, about(args)));
+        };
+        for (from, ended) in [(10, None), (20, Some(true))] {
+            fs::write(stage.path("a"), "").expect("written");
+            let before = process(stage.place.path());
+            let (link, remove) = (link(&before), remove(&before));
+            for (args, what) in [(&link, "link"), (&remove, "remove")] {
+                stage.begun(
+                    &before,
+                    args,
+                    &message(from + 1, what),
+                    ended,
+                    |vms| match args {
+                        Args::Remove(_) => fs::remove_file(vms.join("a")).expect("removed"),
+                        _ => std::os::unix::fs::symlink("there", vms.join("l")).expect("made"),
+                    },
+                );
+                told(&before, args, &message(from + 1, what));
+            }
+            let next = process(stage.place.path());
+            assert_eq!(stage.told_by(&next, &link, &message(from + 2, "link")), OK);
+            assert_eq!(
+                stage.told_by(&next, &remove, &message(from + 2, "remove")),
+                OK
+            );
+            // That was the answer. Who asks once more means it; but not if the answer was lost with this process.
+            assert_eq!(
+                stage.told_by(&next, &link, &message(from + 3, "link")),
+                EXIST
+            );
+            assert_eq!(stage.told(&link, &message(from + 4, "link")), EXIST);
+            assert_eq!(stage.told(&link, &message(from + 2, "link")), OK);
+            assert_eq!(stage.told(&remove, &message(from + 3, "remove")), NOENT);
+            fs::remove_file(stage.path("l")).expect("removed");
+        }
     }
 
     #[test]
@@ -414,8 +602,9 @@ mod tests {
         let before = process(stage.place.path());
         let ledger = before.ledger.as_ref().expect("a ledger");
         let place = at(&before, "lock");
-        let other = ledger.id("192.0.2.2".parse().expect("an address"), b"theirs");
-        let other = ledger.begin(other, ledger.place(place.dir, place.name), None);
+        let client = "192.0.2.2".parse().expect("an address");
+        let other = ledger.known(client, b"theirs", (place.dir, place.name));
+        let other = ledger.begin(other.id, ledger.place(place.dir, place.name), None);
         fs::write(stage.path("lock"), "").expect("made");
         ledger.end(other, true);
         drop(before);

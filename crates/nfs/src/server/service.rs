@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
 use super::call;
-use super::flight::{About, Also, Flight, Job};
+use super::flight::{About, Also, Flight, Job, aside};
 use super::link::{Answer, Charge, Link};
 use super::pool::Pool;
 use super::replies::{Known, Replies};
@@ -35,7 +36,7 @@ pub struct Export {
     /// What is behind it.
     pub tree: Arc<dyn Tree>,
     /// Where calls are noted that a client may repeat after this process was killed. Without it, such a repetition may fail.
-    pub ledger: Option<Ledger>,
+    pub ledger: Option<Arc<Ledger>>,
 }
 
 /// An export with its workers.
@@ -233,7 +234,7 @@ impl Service {
         let at_hand = at_hand(&args);
         let slip = procedure
             .changes()
-            .then(|| self.replies.slip(client, call.xid, procedure, &message));
+            .then(|| self.replies.slip(client, call.xid, &args, &message));
         let about = About {
             xid: call.xid,
             procedure: Some(procedure),
@@ -265,11 +266,25 @@ impl Service {
         };
         let flight = match slip {
             None => make(),
-            Some(slip) => match self.replies.take(&slip, make) {
+            Some(slip) => match self.replies.take(&slip, Instant::now(), make) {
                 (Known::New, Some(flight)) => flight,
                 (Known::New, None) | (Known::Hangs, _) => return no(Status::JukeBox),
                 (Known::Ended(answer), _) => {
                     link.send(Answer::from(answer));
+                    return Taken::Answered(None);
+                }
+                (Known::Taken(answer, noted), _) => {
+                    match noted {
+                        None => link.send(Answer::from(answer)),
+                        Some(noted) => {
+                            let link = Arc::clone(link);
+                            aside(move || {
+                                let well = rpc::result(&answer) == Some(0);
+                                noted.ledger.answered(&noted.known, call.xid, well);
+                                link.send(Answer::from(answer));
+                            });
+                        }
+                    }
                     return Taken::Answered(None);
                 }
                 (Known::UnderWay(flight), _) => {

@@ -330,6 +330,31 @@ impl<'a> Args<'a> {
         }
     }
 
+    /// What a change is about: names in directories, of which the first is the one that its outcome depends on, or a file by its handle and no
+    /// name.
+    pub fn about(&self) -> [Option<(Handle<'a>, &'a [u8])>; 2] {
+        let named = |at: Named<'a>| Some((at.dir, at.name));
+        match *self {
+            Args::Create { at, .. } | Args::Remove(at) | Args::RmDir(at) => [named(at), None],
+            Args::Rename { from, to } => [named(from), named(to)],
+            Args::Link { file, at } => [named(at), Some((file, &[]))],
+            Args::SetAttr { file, .. } | Args::Write { file, .. } => [Some((file, &[])), None],
+            _ => [None, None],
+        }
+    }
+
+    /// True if a second time has another outcome than the first: the name is there, or it is gone.
+    pub fn is_done_once(&self) -> bool {
+        match self {
+            Args::Create { what, .. } => {
+                !matches!(what, Create::File(How::Unchecked(_) | How::Exclusive(_)))
+            }
+            Args::SetAttr { only_if, .. } => only_if.is_some(),
+            Args::Remove(_) | Args::RmDir(_) | Args::Rename { .. } | Args::Link { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Writes them, as a client does.
     pub fn write(&self, w: &mut Writer) {
         match *self {

@@ -53,7 +53,10 @@ pub struct Client {
 
 impl Client {
     pub fn connect(to: SocketAddr) -> Result<Client> {
-        let stream = TcpStream::connect(to)?;
+        Client::over(TcpStream::connect(to)?)
+    }
+
+    pub fn over(stream: TcpStream) -> Result<Client> {
         stream.set_read_timeout(Some(NEVER))?;
         stream.set_nodelay(true)?;
         let (assembler, early) = (Assembler::new(), HashMap::new());
