@@ -325,7 +325,6 @@ mod tests {
 
     use super::super::{StopReason, testing};
     use super::*;
-    use crate::api::server::Control;
 
     /// Far longer than anything here takes.
     const LIMIT: Duration = Duration::from_secs(60);
