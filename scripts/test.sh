@@ -148,8 +148,8 @@ simulation() {
     # With fewer worlds than that, some places are not reached.
     if ((${SEEDS:-10000} >= 10000)); then all_paths=(--all-paths); fi
     "$(target_dir)/debug/hearth-sim" --jobs 1 --seeds "${SEEDS:-10000}" "${all_paths[@]}"
-    # Pools of several devices, and devices that hang, are not among what the seeds choose.
-    for profile in devices devices-fail devices-change devices-flash-only areas areas-fail overdue twice-replaced; do
+    # Pools of several devices, and devices that hang or rot, are not among what the seeds choose.
+    for profile in devices devices-fail devices-change devices-flash-only areas areas-fail overdue twice-replaced twice-rot-crash; do
         "$(target_dir)/debug/hearth-sim" --jobs 1 --profile "$profile" --seeds $((${SEEDS:-10000} / 30))
     done
     # Each fault that is put into the engine on purpose is caught.

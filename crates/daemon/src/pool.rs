@@ -32,6 +32,8 @@ pub struct Pool {
     members: Members,
     superblock: Superblock,
     registry: Registry,
+    /// The same for whoever must not wait for the lock of this.
+    seen: Arc<Seen>,
     /// Who names what in it.
     named: Named,
     /// Where that is stored.
@@ -263,6 +265,7 @@ impl Pool {
             members,
             superblock,
             named: Named::of(&registry),
+            seen: Arc::default(),
             registry,
             places,
             unsettled: false,
@@ -355,6 +358,12 @@ impl Pool {
         &self.registry
     }
 
+    /// What the registry says from now on, without this one's lock.
+    pub(crate) fn seen(&self) -> Arc<Seen> {
+        self.seen.show(&self.registry);
+        self.seen.clone()
+    }
+
     /// The record of a disk.
     pub fn record(&self, id: u16) -> Option<&DiskRecord> {
         self.registry.by_id(id)
@@ -434,6 +443,7 @@ impl Pool {
             self.store(&mut next)?;
             self.named.follow(&self.registry, &next);
             self.registry = next;
+            self.seen.show(&self.registry);
         }
         Ok(value)
     }
@@ -512,6 +522,7 @@ impl Pool {
                 let old = self.registry.clone();
                 let changed = change(&mut self.registry);
                 self.named.follow(&old, &self.registry);
+                self.seen.show(&self.registry);
                 changed
             }
             other => other,
@@ -631,6 +642,7 @@ pub use devices::{OfDevice, of_device};
 mod kept;
 mod make;
 mod memory;
+mod seen;
 pub(crate) mod show;
 #[cfg(test)]
 mod tests;
@@ -644,4 +656,5 @@ pub(crate) use make::layout;
 pub use make::{CreateOptions, adopt_flash, create, create_with};
 use make::{Prepared, first_registry, prepare, settle_name, take_room};
 pub use memory::{check_memory, check_stage, stage_within};
+pub(crate) use seen::Seen;
 pub use told::show;

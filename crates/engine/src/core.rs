@@ -243,7 +243,7 @@ impl Core {
                 }
             }
         }
-        let placed = matches!(self.ops.get(id as usize), Some(OpCtx::FlashPart(_)));
+        let placed = io.placed || matches!(self.ops.get(id as usize), Some(OpCtx::FlashPart(_)));
         let (target, offset) = match (io.target, io.kind) {
             (Target::Origin(_), _) | (_, OpKind::Flush) => (io.target, io.offset),
             _ if placed => (io.target, io.offset),

@@ -27,6 +27,8 @@ pub(crate) struct Io {
     pub crcs: SmallVec<[u32; 4]>,
     /// What is read is to be kept: its checksums come with it.
     pub sums: bool,
+    /// The device and the place on it are known: it is not for whoever sends it to say where they are.
+    pub placed: bool,
     pub class: Class,
 }
 
@@ -70,6 +72,7 @@ impl Io {
             second: None,
             crcs: SmallVec::new(),
             sums: false,
+            placed: false,
             class: Class::Foreground,
         }
     }
@@ -84,6 +87,12 @@ impl Io {
     /// not the core under its lock.
     pub fn summed(mut self, kept: bool) -> Io {
         self.sums = kept;
+        self
+    }
+
+    /// It goes to that place of that device, wherever the log has it first.
+    pub fn placed(mut self) -> Io {
+        self.placed = true;
         self
     }
 

@@ -125,6 +125,7 @@ paths! {
     BaseRead: "after a crash a start begins with what was known when a device was left behind",
     BelowFloor: "a start reads a log, and leaves out what lies below its floor",
     ReadFromOther: "what one device does not give back is read from another",
+    FirstHalfMended: "a start gives the first half of a segment what the second has, where the first is damaged",
     HalfMended: "a start gives the second half of a segment what the first has",
     HalfWiped: "a start wipes what only the second half of a segment has",
     CleanGone: "clean blocks that lay on a lost device only are dropped",

@@ -30,6 +30,8 @@ pub(crate) struct Requests {
     pub stalled: VecDeque<ReqId>,
     /// One of `stalled` waits for the log itself: who comes now waits behind it.
     pub log_full: bool,
+    /// One of `stalled` waits for what disks have dirty or say, and not for the order of its own disk alone.
+    pub wants_room: bool,
     /// Requests past the cache waiting for room for their records.
     pub stalled_through: VecDeque<ReqId>,
     /// Flushes of guests that wait until nothing of their disks is left on flash.

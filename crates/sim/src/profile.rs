@@ -143,7 +143,7 @@ pub(crate) const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 43] = [
+pub const PROFILES: [Profile; 44] = [
     CALM,
     Profile {
         name: "restart",
@@ -730,11 +730,24 @@ pub const PROFILES: [Profile; 43] = [
         replace: 40,
         ..CALM
     },
+    Profile {
+        name: "twice-rot-crash",
+        about: "two or three flash devices that hold everything twice, blocks of one of which rot, and crashes (not part of mixed)",
+        modes: [6, 1, 1, 0],
+        lives: (2, 6),
+        requests: (20, 160),
+        crash: 85,
+        rot: 40,
+        heavy: 50,
+        devices: (2, 3),
+        twice: true,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0, 0,
+    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0, 0, 0,
 ];
 
 /// The name that lets the seed choose.

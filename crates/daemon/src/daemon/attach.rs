@@ -132,7 +132,8 @@ impl Daemon {
 
     /// Where asking or closing a disk's origin may get stuck.
     pub(super) fn spot_by_id(&self, mounts: &Mounts, id: DiskId) -> Spot {
-        let origin = lock(&self.pool).record(id).map(|r| r.origin.clone());
+        // Whoever keeps room for what guests write asks for this, and must not wait for who stores the registry.
+        let origin = self.seen.record(id).map(|r| r.origin.clone());
         origin.map_or_else(|| Spot::new(format!("disk {id}")), |o| mounts.spot_of(&o))
     }
 

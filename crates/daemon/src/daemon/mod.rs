@@ -67,7 +67,7 @@ use crate::exports::ExportTable;
 use crate::gate::Gate;
 use crate::grounds::Grounds;
 use crate::memory::NbdLimits;
-use crate::pool::Pool;
+use crate::pool::{Pool, Seen};
 use crate::room::Rooms;
 use crate::size::human;
 use crate::table::Table;
@@ -200,6 +200,10 @@ pub struct Daemon {
     bell: Arc<Bell>,
     /// What is known of the pool beside its flash; also for who holds the pool's lock.
     beside: Option<Arc<Beside>>,
+    /// What its registry says, for who must not wait for that lock.
+    seen: Arc<Seen>,
+    /// There is no flash.
+    without_flash: bool,
     /// Holds writes until it is noted beside the flash that their disks may be dirty.
     gate: Arc<Gate>,
     /// Lets them go.
@@ -400,6 +404,7 @@ impl Daemon {
         )
         .map_err(|e| Error::of(Kind::Unavailable, e.fault()))?;
         let reactors = Arc::new(reactors);
+        let (seen, without_flash) = (pool.seen(), pool.is_without_flash());
         let daemon = Arc::new(Daemon {
             pool: Arc::new(Mutex::new(pool)),
             engine,
@@ -407,6 +412,8 @@ impl Daemon {
             reactors,
             bell,
             beside,
+            seen,
+            without_flash,
             gate,
             noter: Mutex::default(),
             losses: Mutex::default(),

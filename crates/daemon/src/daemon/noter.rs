@@ -1,6 +1,7 @@
 //! Keeps what is noted beside the flash true: which disks may have something there that their origins lack.
 //!
-//! A thread that does nothing else. It lets held writes go once the note that says "may be dirty" is durable, and takes
+//! A thread that does nothing else, and never waits for the pool's lock: whoever has that may be storing the registry on a flash device
+//! that answers slowly, and guests of other disks wait for this. It lets held writes go once the note that says "may be dirty" is durable, and takes
 //! that note back when a disk has been whole for a while. If the notes cannot be stored, the disk's writes
 //! go to its origin first, so that what they say stays true: slower, not stopped.
 
@@ -101,17 +102,16 @@ impl Daemon {
         disks: &[DiskId],
         all: bool,
     ) -> std::io::Result<()> {
-        if lock(&self.pool).is_without_flash() {
+        if self.without_flash {
             return Ok(());
         }
-        let pool = lock(&self.pool);
+        let registry = self.seen.registry();
         let record = |id: &DiskId| {
-            let record = pool.record(*id)?;
+            let record = registry.by_id(*id)?;
             let ordered = mode_of(record.mode) == Mode::WriteBackOrdered;
             ordered.then_some((*id, record.serial))
         };
         let ordered: Vec<_> = disks.iter().filter_map(record).collect();
-        drop(pool);
         let mut news = Vec::new();
         for (id, serial) in ordered {
             let Some(upto) = self.origin_upto(id) else {
@@ -165,7 +165,7 @@ struct Rounds {
 
 impl Rounds {
     fn turn(&mut self, daemon: &Arc<Daemon>, held: &[DiskId]) {
-        let Some(beside) = lock(&daemon.pool).beside().cloned() else {
+        let Some(beside) = daemon.beside.clone() else {
             return;
         };
         self.let_go(daemon, &beside, held);
@@ -184,9 +184,10 @@ impl Rounds {
         }
         // With the flash given up nothing becomes dirty any more; so it does where writes go to the origin first.
         let given_up = daemon.cache_is_off();
-        let pool = lock(&daemon.pool);
+        let registry = daemon.seen.registry();
         let through = |id: DiskId| {
-            pool.record(id)
+            registry
+                .by_id(id)
                 .is_some_and(|r| !mode_of(r.mode).is_write_back())
         };
         let to_note: Vec<DiskId> = held
@@ -194,7 +195,6 @@ impl Rounds {
             .copied()
             .filter(|id| !given_up && !through(*id) && !self.through.contains(id))
             .collect();
-        drop(pool);
         if !to_note.is_empty() {
             let ordered = daemon.note_orders(beside, &to_note, true);
             let noted = ordered.and_then(|()| {
@@ -274,7 +274,7 @@ impl Rounds {
         for id in std::mem::take(&mut self.through) {
             // First the gate: the next write is held until it is noted.
             daemon.gate.shut(id);
-            let record = lock(&daemon.pool).record(id).map(|r| r.mode);
+            let record = daemon.seen.record(id).map(|r| r.mode);
             if let Some(mode) = record {
                 let mode = Mode::from(crate::pool::mode_of(mode));
                 // One that is gone has no mode.
@@ -312,5 +312,58 @@ fn release(daemon: &Arc<Daemon>) {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use hearth_datastore::port::Port;
+    use hearth_engine::api::Request;
+    use hearth_io::Buf;
+
+    use super::super::{StopReason, testing};
+    use super::*;
+
+    /// Far longer than anything here takes.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Whoever stores the registry has the pool's lock, and may wait for a flash device for half a minute.
+    #[test]
+    fn the_first_write_of_a_disk_does_not_wait_for_who_has_the_pool() {
+        let (_dir, daemon) = testing::with_disk("d");
+        let id = daemon.disk_info("d").unwrap().id;
+        let port = Port::open(&daemon.reactors).unwrap();
+        let pool = lock(&daemon.pool);
+        assert!(!daemon.beside.as_ref().unwrap().notes().dirty.contains(id));
+        let (tell, told) = channel();
+        let request = Request::write(0, id, 0, 4096, false, &Buf::zeroed(4096), 0);
+        port.ask(
+            1,
+            request,
+            Box::new(move |result, _| tell.send(result).unwrap()),
+        );
+        let result = told.recv_timeout(LIMIT).expect("it waits for the pool");
+        assert_eq!(result, Ok(()));
+        assert!(daemon.beside.as_ref().unwrap().notes().dirty.contains(id));
+        drop(pool);
+        drop(port);
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    /// What is stored is seen at once, without that lock.
+    #[test]
+    fn what_was_stored_is_seen() {
+        let (_dir, daemon) = testing::with_disk("d");
+        let id = daemon.disk_info("d").unwrap().id;
+        let change = |registry: &mut hearth_format::Registry| {
+            registry.by_id_mut(id).unwrap().mode = hearth_format::CacheMode::WriteThrough;
+            Ok(())
+        };
+        lock(&daemon.pool).change(change).unwrap();
+        let _pool = lock(&daemon.pool);
+        let mode = daemon.seen.record(id).map(|record| record.mode);
+        assert_eq!(mode, Some(hearth_format::CacheMode::WriteThrough));
     }
 }

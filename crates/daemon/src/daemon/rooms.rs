@@ -245,7 +245,8 @@ impl Daemon {
         needed: u64,
         held: Vec<HeldWrite>,
     ) {
-        let record = lock(&self.pool).record(id).cloned();
+        // Guests wait for this, and must not wait for who stores the registry.
+        let record = self.seen.record(id);
         let through = record
             .as_ref()
             .is_some_and(|record| record.mode != hearth_format::CacheMode::WriteBack);

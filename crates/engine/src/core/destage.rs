@@ -96,7 +96,7 @@ impl Core {
         }
         let over = |percent| self.dirty_total > self.dirty_room(percent);
         // Whoever waits for segments that only wait for a flush has nothing of what an origin is given now.
-        let stuck = !self.reqs.stalled.is_empty() && !self.flash.comes_free();
+        let stuck = self.reqs.wants_room && !self.flash.comes_free();
         if stuck || !self.flash.takes_writes() || self.flash.wants_clean() {
             return Need::Urgent;
         }

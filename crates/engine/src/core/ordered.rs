@@ -21,6 +21,7 @@ use crate::flash::durable::Until;
 use crate::ids::ReqId;
 use crate::origin::order::{Epoch, Order, Upto};
 use crate::origin::pace::Need;
+use crate::origin::progress::HANGS_NS;
 use crate::paths::{Path, took};
 use hearth_format::{Kind, Mark};
 use hearth_io::Buf;
@@ -360,6 +361,17 @@ impl Core {
         }
     }
 
+    /// Does a disk's guest wait until it is known how long the origin takes for an epoch? Not of an origin that is away: that tells nothing,
+    /// and what may be lacked then is for its age to say.
+    fn waits_to_be_known(&self, d: &Disk, now: u64) -> bool {
+        let order = d.order.as_deref();
+        let waits = d.max_age_ns > 0 && order.is_some_and(Order::waits_to_be_known);
+        let hangs = |since: u64| now.saturating_sub(since) > HANGS_NS;
+        waits
+            && d.origin.destage.trouble.is_none()
+            && !self.destage_unanswered(d).is_some_and(hangs)
+    }
+
     /// Segments that ordered disks may hold.
     fn held_max(&self) -> u64 {
         let log = &self.flash.log;
@@ -371,15 +383,18 @@ impl Core {
     pub fn order_waits(&mut self, disk: DiskId, now: u64) -> bool {
         let most = self.held_max();
         let held = self.flash.held_segments as u64;
-        let Some(d) = self.disk_mut(disk) else {
+        let Some(d) = self.disk(disk) else {
             return false;
         };
+        let unknown = self.waits_to_be_known(d, now);
+        let d = self.known_mut(disk);
         let max_age_ns = d.max_age_ns;
         let Some(order) = d.order.as_deref_mut().filter(|o| !o.is_empty()) else {
             return false;
         };
         let age = age_percent(order, max_age_ns, now);
-        if age >= 100 {
+        let for_long = order.behind.note_unknown(unknown, now);
+        if age >= 100 || for_long {
             took(Path::OrderLate);
             order.behind.found(now);
         }
@@ -387,7 +402,6 @@ impl Core {
             took(Path::OrderWaits);
             return true;
         }
-        let unknown = max_age_ns > 0 && order.waits_to_be_known();
         let waits = age >= 100 || unknown;
         let lets_in = waits && order.behind.lets_in(now, max_age_ns);
         if lets_in {
@@ -417,6 +431,7 @@ impl Core {
                 return self.mix_order(disk);
             }
         }
+        let unknown = self.waits_to_be_known(self.known(disk), now);
         let d = self.known_mut(disk);
         let max_age_ns = d.max_age_ns;
         if let Some(order) = d.order.as_deref_mut() {
@@ -424,6 +439,7 @@ impl Core {
         }
         if let Some(order) = d.order.as_deref_mut()
             && order.behind.is_late()
+            && !unknown
             && age_percent(order, max_age_ns, now) < AGE_IN_TIME_PERCENT
         {
             order.behind.is_over();

@@ -208,7 +208,7 @@ impl<U: Users> FlashDevice<U> {
         Some((seg, true))
     }
 
-    fn begin_with(&mut self, seg: u32, way: Way) {
+    pub(in crate::flash) fn begin_with(&mut self, seg: u32, way: Way) {
         let before = std::mem::take(&mut self.evict);
         self.evict = Evict {
             current: Some(seg),
@@ -290,6 +290,7 @@ impl<U: Users> FlashDevice<U> {
             None if !whole => self.send_read_entries(seg, true, 0),
             // Both halves say the same, and one of them may have rotted.
             None if self.was_first_half(seg, done) => self.send_read_entries(seg, true, 1),
+            None if self.is_half_left(seg, done) => {}
             None => {
                 // Nobody knows what it says, so it stays as it is, and serves what it holds.
                 took(Path::SegmentUnreadable);
@@ -313,6 +314,24 @@ impl<U: Users> FlashDevice<U> {
         self.log.half > 0
             && self.sides_there(seg) == [true; 2]
             && done.op.target == Target::Flash(first)
+    }
+
+    /// The same where all that is in one half is in the other as well: reads the segment from that one, unless this was it.
+    fn is_half_left(&mut self, seg: u32, done: &IoDone) -> bool {
+        let at = self.slot_offset(seg * self.log.segment_slots);
+        let (first, _) = self.devices.place(self.target(), at);
+        if self.log.half > 0 || !self.devices.are_twice() || done.op.target != first {
+            return false;
+        }
+        let Some((target, offset)) = self.devices.other_half(done) else {
+            return false;
+        };
+        self.log.segments[seg as usize].pins += 1;
+        let len = self.log.data_blocks as usize * BLOCK_BYTES;
+        let io = Io::read(target, offset, Buf::zeroed(len).all()).placed();
+        let op = FlashOp::Entries { seg, whole: true };
+        self.out.send(op, io.in_background());
+        true
     }
 
     /// Looks through a segment that goes, as far as there is room for what is moved.

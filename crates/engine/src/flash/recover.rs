@@ -57,8 +57,20 @@ pub(crate) struct Recovered {
     wipe: Vec<u32>,
     /// Segment and block behind its last batch that counts, where one may stand that does not.
     cut: Vec<(u32, u32)>,
-    /// Segments of which not all was durable, how many blocks of them count, and which of these the halves do not share.
-    halved: Vec<(u32, u32, BTreeSet<u32>)>,
+    /// Segments of which not all was durable.
+    halved: Vec<Halved>,
+}
+
+/// A segment of which not all was durable, as its halves have it.
+#[derive(Debug)]
+struct Halved {
+    seg: u32,
+    /// So many blocks of it count.
+    used: u32,
+    /// Those of them that the halves do not share.
+    single: BTreeSet<u32>,
+    /// Those that are as they should be in the half that is not read otherwise, and not in the one that is.
+    better_there: BTreeSet<u32>,
 }
 
 /// Blocks that are wiped by one write.
@@ -462,7 +474,13 @@ impl<U: Users> FlashDevice<U> {
             .iter()
             .filter(|e| half > 0 && e.kind == Kind::Clean);
         let single = single.map(|e| u32::from(e.slot) % half).collect();
-        out.halved.push((p.seg, used, single));
+        let better_there = p.better_there.into_iter().filter(|at| *at < used);
+        out.halved.push(Halved {
+            seg: p.seg,
+            used,
+            single,
+            better_there: better_there.collect(),
+        });
         p.told.marks.truncate(p.accepted);
         out.seal.push(Sealing {
             seg: p.seg,
@@ -593,9 +611,17 @@ impl<U: Users> FlashDevice<U> {
         }
         let bytes = self.layout.segment_blocks as usize * BLOCK as usize;
         let (mut one, mut other) = (vec![0u8; bytes], vec![0u8; bytes]);
-        for (seg, used, single) in std::mem::take(&mut found.halved) {
-            let at = self.layout.segment_offset(seg);
-            let len = used as usize * BLOCK as usize;
+        for halved in std::mem::take(&mut found.halved) {
+            let at = self.layout.segment_offset(halved.seg);
+            let len = halved.used as usize * BLOCK as usize;
+            // What rotted where it is read, before that takes the place of the only good copy.
+            for row in &halved.better_there {
+                let (at, one) = (at + u64::from(*row) * BLOCK, &mut one[..BLOCK as usize]);
+                if matches!(media.read_other(at, one), Ok(true)) {
+                    took(Path::FirstHalfMended);
+                    media.write_at(at, one)?;
+                }
+            }
             // What cannot be read there is written.
             let both = media.read_other(at, &mut other[..len]);
             if matches!(both, Ok(false)) {
@@ -605,7 +631,7 @@ impl<U: Users> FlashDevice<U> {
             let pairs = one[..len].chunks(BLOCK as usize);
             let pairs = pairs.zip(other.chunks(BLOCK as usize)).zip(0..);
             for ((one, other), n) in pairs {
-                let shared = !single.contains(&n);
+                let shared = !halved.single.contains(&n);
                 if shared && (both.is_err() || one != other) {
                     took(Path::HalfMended);
                     media.write_other(at + u64::from(n) * BLOCK, one)?;
@@ -711,6 +737,8 @@ struct Played {
     again: bool,
     /// Of a segment without a summary: blocks up to the end of each chunk.
     used: Vec<u32>,
+    /// The same: blocks that the other half has better.
+    better_there: Vec<u32>,
     /// So many chunks count.
     accepted: usize,
     opened: bool,
@@ -747,6 +775,7 @@ impl Played {
             unread: None,
             again: false,
             used: Vec::new(),
+            better_there: Vec::new(),
             accepted: 0,
             opened: false,
             whole: false,
@@ -774,6 +803,7 @@ impl Played {
                     let from = p.told.entries.len();
                     used += 1 + b.rows;
                     p.used.push(used);
+                    p.better_there.extend(&b.better_there);
                     p.told.marks.push(b.mark());
                     p.chunks.push(Chunk {
                         first: b.header.batch_seq,

@@ -27,6 +27,8 @@ pub(crate) struct WalkedBatch {
     /// Blocks behind its descriptor.
     pub rows: u32,
     pub data_ok: bool,
+    /// Blocks of the segment that are as they should be in the half that is not read otherwise, and not in the one that is.
+    pub better_there: Vec<u32>,
 }
 
 impl WalkedBatch {
@@ -204,7 +206,7 @@ impl<U: Users> FlashDevice<U> {
 
     /// The same from its batches.
     pub fn entries_of_batches(&self, bytes: &[u8], seq: u64, last: u64) -> Option<Vec<Entry>> {
-        let (mut batches, _) = self.walk_bytes(bytes, false);
+        let (mut batches, _) = self.walk_bytes(bytes, None, false);
         batches.retain(|b| b.header.segment_seq == seq && b.header.batch_seq <= last);
         let all = batches.last().is_some_and(|b| b.header.batch_seq == last);
         all.then(|| batches.into_iter().flat_map(|b| b.entries).collect())
@@ -248,45 +250,93 @@ impl<U: Users> FlashDevice<U> {
 
     /// Reads a segment batch by batch, as far as descriptors are whole and in order. If one cannot
     /// be read, also returns the highest batch number those behind it say is durable.
+    ///
+    /// Where everything is there twice, what is not whole in one half is looked for in the other: a descriptor or a block may have rotted
+    /// that was promised. It may be that the other half alone has got it, of what was promised to nobody; that may count or not.
     pub fn walk(&self, media: &mut dyn Media, seg: u32) -> (Vec<WalkedBatch>, u64) {
         let mut bytes = vec![0u8; self.log.data_blocks as usize * BLOCK_BYTES];
-        let unread = read_what_can_be(media, self.layout.segment_offset(seg), &mut bytes);
-        self.walk_bytes(&bytes, unread > 0)
+        let start = self.layout.segment_offset(seg);
+        let unread = read_what_can_be(media, start, &mut bytes) > 0;
+        let (batches, claimed) = self.walk_bytes(&bytes, None, unread);
+        let end = batches.iter().map(|b| 1 + b.rows).sum::<u32>();
+        // Of a segment of which not even the beginning can be read nobody knows which life of it the other half has.
+        let begun = end > 0 && self.devices.are_twice() && !self.faults.has(Fault::OneHalfWalked);
+        if !begun || end >= self.log.data_blocks && batches.iter().all(|b| b.data_ok) {
+            return (batches, claimed);
+        }
+        let mut other = vec![0u8; bytes.len()];
+        read_what_can_be(&mut media::OtherHalf(media), start, &mut other);
+        self.walk_bytes(&bytes, Some(&other), unread)
     }
 
-    fn walk_bytes(&self, bytes: &[u8], unread: bool) -> (Vec<WalkedBatch>, u64) {
+    /// The batch whose descriptor this is, if it may stand there, behind `last`.
+    fn batch_of(
+        &self,
+        block: &[u8],
+        at: u32,
+        last: Option<&WalkedBatch>,
+    ) -> Option<(BatchHeader, Vec<Entry>)> {
+        let mut entries = Vec::new();
+        let header = BatchHeader::decode(block, &mut entries).ok()?;
+        let follows = last.is_none_or(|b| {
+            b.header.segment_seq == header.segment_seq
+                && match self.has_heads() {
+                    // Those between are in other segments.
+                    true => b.header.batch_seq < header.batch_seq,
+                    false => b.header.batch_seq.checked_add(1) == Some(header.batch_seq),
+                }
+        });
+        let (end, half) = (self.log.data_blocks, self.log.half);
+        let fits = self.is_ours(&header)
+            && (follows || self.faults.has(Fault::WalkStrangers))
+            && header.check_rows(at, end, half, &entries).is_ok();
+        fits.then_some((header, entries))
+    }
+
+    fn walk_bytes(
+        &self,
+        bytes: &[u8],
+        other: Option<&[u8]>,
+        unread: bool,
+    ) -> (Vec<WalkedBatch>, u64) {
         let (data_blocks, half) = (self.log.data_blocks, self.log.half);
-        let block = |at: u32| &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES];
+        fn block_of(bytes: &[u8], at: u32) -> &[u8] {
+            &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES]
+        }
+        let block = |at: u32| block_of(bytes, at);
+        let there = |at: u32| other.map(|other| block_of(other, at));
         let mut batches: Vec<WalkedBatch> = Vec::new();
         let mut at = 0u32;
         while at < data_blocks {
-            let mut entries = Vec::new();
-            let Ok(header) = BatchHeader::decode(block(at), &mut entries) else {
+            let mut better_there = Vec::new();
+            let found = self.batch_of(block(at), at, batches.last()).or_else(|| {
+                let found = self.batch_of(there(at)?, at, batches.last())?;
+                better_there.push(at);
+                Some(found)
+            });
+            let Some((header, entries)) = found else {
                 break;
             };
-            let follows = batches.last().is_none_or(|b| {
-                b.header.segment_seq == header.segment_seq
-                    && match self.has_heads() {
-                        // Those between are in other segments.
-                        true => b.header.batch_seq < header.batch_seq,
-                        false => b.header.batch_seq.checked_add(1) == Some(header.batch_seq),
-                    }
-            });
-            if !self.is_ours(&header)
-                || !follows && !self.faults.has(Fault::WalkStrangers)
-                || header.check_rows(at, data_blocks, half, &entries).is_err()
-            {
-                break;
-            }
             // A clean block that is in one half only may be gone with it, and the batch counts all the same.
             let once = half > 0 && !self.faults.has(Fault::CleanDecides);
             let judged = |e: &&Entry| e.kind.is_data() && !(once && e.kind == Kind::Clean);
-            let data_ok = entries.iter().filter(judged).all(|e| {
+            let mut data_ok = true;
+            for e in entries.iter().filter(judged) {
                 let slot = u32::from(e.slot);
-                let crc = crc32c(block(if half > 0 { slot % half } else { slot }));
-                // The complement is that of a block which was lost before it was moved here.
-                crc == e.word || crc == !e.word
-            });
+                let row = if half > 0 { slot % half } else { slot };
+                let is_it = |block: &[u8]| {
+                    let crc = crc32c(block);
+                    // The complement is that of a block which was lost before it was moved here.
+                    crc == e.word || crc == !e.word
+                };
+                if is_it(block(row)) {
+                    continue;
+                }
+                match there(row).is_some_and(is_it) {
+                    true => better_there.push(row),
+                    false => data_ok = false,
+                }
+            }
             let rows = header.rows(at, half, &entries);
             at += 1 + rows;
             batches.push(WalkedBatch {
@@ -294,6 +344,7 @@ impl<U: Users> FlashDevice<U> {
                 entries,
                 rows,
                 data_ok,
+                better_there,
             });
         }
         let mut claimed = 0;

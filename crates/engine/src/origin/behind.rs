@@ -13,6 +13,8 @@ const TAKEN_FOR_ONE: u32 = 2;
 /// Blocks that may be let in for them, however small they are: 64 KiB, what a guest's file system writes with one flush. A
 /// request goes in with [so many](crate::request) of its blocks as are appended at a time.
 const LET_IN_MIN: u64 = 16;
+/// Nobody is told of a write that waits less than this for the origin's first epoch.
+const UNKNOWN_TOLD_NS: u64 = 1_000_000_000;
 
 /// How far behind an origin is, and what that lets in.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +31,8 @@ pub(crate) struct Behind {
     let_in: u64,
     /// When the last of them were let in, or since when it is late.
     since_ns: u64,
+    /// Since when writes wait because nobody knows how long the origin takes; 0: they do not.
+    unknown_ns: u64,
 }
 
 impl Behind {
@@ -47,10 +51,22 @@ impl Behind {
                 late: true,
                 waits: self.waits,
                 since_ns: now,
+                unknown_ns: self.unknown_ns,
                 ..Behind::default()
             };
         }
         self.waits += 1;
+    }
+
+    /// A write came; does it wait because nobody knows how long the origin takes? True if that is so for so long that it is
+    /// too far behind, whatever its age: the guest stands still.
+    pub fn note_unknown(&mut self, unknown: bool, now: u64) -> bool {
+        self.unknown_ns = match (unknown, self.unknown_ns) {
+            (false, _) => 0,
+            (true, 0) => now.max(1),
+            (true, since) => since,
+        };
+        unknown && now.saturating_sub(self.unknown_ns) >= UNKNOWN_TOLD_NS
     }
 
     /// It is in time again.
@@ -156,6 +172,19 @@ mod tests {
         behind.ended_epoch();
         behind.took_block();
         assert!(!behind.lets_in(20 + AGE, AGE) && behind.lets_in(10 + 2 * AGE, AGE));
+    }
+
+    #[test]
+    fn a_guest_that_stands_still_is_told_of_though_nothing_is_old() {
+        let mut behind = Behind::default();
+        assert!(!behind.note_unknown(true, 7));
+        assert!(!behind.note_unknown(true, 6 + UNKNOWN_TOLD_NS));
+        assert!(behind.note_unknown(true, 7 + UNKNOWN_TOLD_NS));
+        behind.found(7 + UNKNOWN_TOLD_NS);
+        assert!(behind.note_unknown(true, 8 + UNKNOWN_TOLD_NS), "it goes on");
+        // The origin has taken something, and it begins anew.
+        assert!(!behind.note_unknown(false, 9 + UNKNOWN_TOLD_NS));
+        assert!(!behind.note_unknown(true, 10 + UNKNOWN_TOLD_NS));
     }
 
     #[test]

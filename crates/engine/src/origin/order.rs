@@ -298,6 +298,11 @@ impl Order {
         }
     }
 
+    /// It failed: what it was away for is no time that it takes.
+    pub fn note_refused(&mut self) {
+        self.given_ns = 0;
+    }
+
     /// It has it. A `mixture` is no epoch as they come: it tells nothing of how long one takes.
     pub fn note_taken(&mut self, mixture: bool, now: u64) {
         let given = std::mem::take(&mut self.given_ns);
@@ -696,6 +701,22 @@ mod tests {
         assert!(order.go_on(22) && order.is_empty());
         assert_eq!((order.through, order.upto(300)), (21, Upto::At(300)));
         assert_eq!(order.released, [10, 11, 12]);
+    }
+
+    #[test]
+    fn for_how_long_an_origin_was_away_is_not_how_long_it_takes() {
+        let mut order = in_order();
+        order.add(1, 10, 0, 100);
+        order.end_epoch(20);
+        order.note_given(200);
+        order.note_refused();
+        order.note_given(1_000_200);
+        destage(&mut order, 1);
+        assert!(order.go_on(21));
+        order.note_taken(false, 1_000_260);
+        order.add(1, 11, 0, 1_000_300);
+        order.end_epoch(22);
+        assert_eq!(order.left_ns(), 60);
     }
 
     #[test]

@@ -17,6 +17,9 @@ const GATHERED_MAX: usize = 2048;
 /// they share, every flush holds them up, and nobody waits for this one. Not longer: until then
 /// what was written stays pinned on flash, and a crash repeats it.
 const GATHER_NS: u64 = 300_000_000;
+/// An origin that takes so long over a write or a flush of the destager hangs. Until it answers, what it
+/// was given is dirty like the rest, and eviction need not wait for it.
+pub(crate) const HANGS_NS: u64 = 10_000_000_000;
 /// First wait after the origin failed a write; doubles up to 32 times this.
 pub(crate) const BACKOFF_NS: u64 = 1_000_000_000;
 

@@ -51,6 +51,8 @@ pub(crate) enum Appended {
     All,
     /// Its disk has as many dirty blocks as it may have now.
     TooDirty,
+    /// The disk's origin must have more of what came before: nothing that others do helps.
+    InOrder,
     /// It would leave more runs of zeros than may be (see [`crate::request::zero`]).
     TooManyRuns,
     /// The log has no room for anybody.
@@ -306,8 +308,14 @@ impl Core {
                 );
                 other.disk == disk && !for_runs
             });
-        if queues || self.append_some(id, now, fx) != Appended::All {
+        if queues {
             self.reqs.stalled.push_back(id);
+            return;
+        }
+        let appended = self.append_some(id, now, fx);
+        if appended != Appended::All {
+            self.reqs.stalled.push_back(id);
+            self.reqs.wants_room |= appended != Appended::InOrder;
         }
     }
 
@@ -338,10 +346,10 @@ impl Core {
                 }
                 return Appended::All;
             }
-            let n = match self.order_waits(disk, now) {
-                true => 0,
-                false => self.may_dirty(disk, left.min(APPEND_MAX)),
-            };
+            if self.order_waits(disk, now) {
+                return Appended::InOrder;
+            }
+            let n = self.may_dirty(disk, left.min(APPEND_MAX));
             if n == 0 {
                 return Appended::TooDirty;
             }
@@ -448,6 +456,7 @@ impl Core {
     pub fn wake_stalled(&mut self, now: u64, fx: &mut Effects) {
         self.wake_stalled_through(now, fx);
         self.reqs.log_full = false;
+        self.reqs.wants_room = false;
         let mut too_dirty: SmallVec<[DiskId; 4]> = SmallVec::new();
         let mut at = 0;
         while let Some(id) = self.reqs.stalled.get(at).copied() {
@@ -458,13 +467,15 @@ impl Core {
             }
             // It may end at once and let others in, who look through the queue.
             self.reqs.stalled.remove(at);
-            match self.append_some(id, now, fx) {
+            let appended = self.append_some(id, now, fx);
+            self.reqs.wants_room |= !matches!(appended, Appended::All | Appended::InOrder);
+            match appended {
                 Appended::All => {}
                 Appended::TooManyRuns => {
                     self.reqs.stalled.insert(at, id);
                     at += 1;
                 }
-                Appended::TooDirty => {
+                Appended::TooDirty | Appended::InOrder => {
                     self.reqs.stalled.insert(at, id);
                     if self.totals.known <= 1 {
                         return;

@@ -122,6 +122,7 @@ impl Core {
         }
         if self.append_zeros(id) != Appended::All {
             self.reqs.stalled.push_back(id);
+            self.reqs.wants_room = true;
         }
     }
 

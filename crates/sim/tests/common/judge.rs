@@ -5,10 +5,12 @@
 use hearth_engine::api::{Completion, DiskConfig, Effects, OriginState, ReqError, ReqOp, Request};
 use hearth_engine::faults::Faults;
 use hearth_engine::{Engine, EngineOptions, KnownDisk, OpenReport};
-use hearth_io::{BLOCK, Buf, Class, IoError, IoOp, OpKind, Target};
+use hearth_io::{BLOCK, Buf, Class, IoError, IoOp, Joined, OpKind, Target};
 use hearth_policy::cleaning::Heads;
 use hearth_sim::device::{Base, SimDevice, Tear};
 use hearth_sim::prng::Prng;
+use hearth_sim::real::Real;
+use hearth_sim::subject::{Maker, Shape};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -48,6 +50,8 @@ enum Todo {
 pub struct Judged {
     pub engine: Engine,
     pub flash: SimDevice,
+    /// The device with the other halves, if everything is there twice.
+    pub second: Option<SimDevice>,
     pub origins: BTreeMap<u16, SimDevice>,
     pub disks: Vec<DiskConfig>,
     now: u64,
@@ -154,6 +158,27 @@ impl Judged {
         Judged::made(disks, 1, Tear::Block, BROKEN.get(), flash_bytes)
     }
 
+    /// On two devices, which keep everything twice, or clean blocks `once`.
+    pub fn twice(disks: Vec<DiskConfig>, once: bool) -> Judged {
+        let faults = BROKEN.get();
+        let device = |n| {
+            let (target, rng) = (Target::Flash(n), Prng::new(u64::from(n) + 7));
+            SimDevice::new(target, FLASH_SIZE, BLOCK, Base::Zeros, Tear::Block, rng)
+        };
+        let (mut flash, mut second) = (device(0), device(1));
+        let shape = Shape {
+            // It is what decides that.
+            seed: if once { 11 } else { 0 },
+            segment_blocks: SEGMENT_BLOCKS,
+        };
+        let mut media = [flash.media(None), second.media(None)];
+        let formatted = Real::default().format_several(&mut media, shape, true);
+        formatted.expect("formatted");
+        let joined = Real::default().join(&mut media).expect("one pool");
+        assert_eq!(joined.is_once(), once);
+        Judged::on(flash, Some(second), disks, 7, faults)
+    }
+
     fn made(
         disks: Vec<DiskConfig>,
         seed: u64,
@@ -164,6 +189,16 @@ impl Judged {
         let (target, rng) = (Target::Flash(0), Prng::new(seed));
         let mut flash = SimDevice::new(target, flash_bytes, BLOCK, Base::Zeros, tear, rng);
         crate::common::format(&mut flash.media(None), flash_bytes, SEGMENT_BLOCKS);
+        Judged::on(flash, None, disks, seed, faults)
+    }
+
+    fn on(
+        mut flash: SimDevice,
+        mut second: Option<SimDevice>,
+        disks: Vec<DiskConfig>,
+        seed: u64,
+        faults: Faults,
+    ) -> Judged {
         let origins = disks.iter().map(|d| {
             // Room to grow, with something in it.
             let size = d.size.next_multiple_of(BLOCK) + BLOCK;
@@ -180,10 +215,11 @@ impl Judged {
             )
         });
         let origins = origins.collect();
-        let (engine, _) = open(&mut flash, &disks, faults);
+        let (engine, _) = open(&mut flash, &mut second, &disks, faults);
         Judged {
             engine,
             flash,
+            second,
             origins,
             disks,
             now: 1,
@@ -203,6 +239,7 @@ impl Judged {
     pub fn crash(&mut self) -> OpenReport {
         self.forget();
         self.flash.process_death();
+        self.second.iter_mut().for_each(SimDevice::process_death);
         self.origins.values_mut().for_each(SimDevice::process_death);
         self.reopen()
     }
@@ -210,6 +247,7 @@ impl Judged {
     pub fn power_cut(&mut self) -> OpenReport {
         self.forget();
         self.flash.power_cut();
+        self.second.iter_mut().for_each(SimDevice::power_cut);
         self.origins.values_mut().for_each(SimDevice::power_cut);
         self.reopen()
     }
@@ -244,7 +282,8 @@ impl Judged {
     }
 
     fn reopen(&mut self) -> OpenReport {
-        let (engine, report) = open(&mut self.flash, &self.disks, self.faults);
+        let (flash, second) = (&mut self.flash, &mut self.second);
+        let (engine, report) = open(flash, second, &self.disks, self.faults);
         self.engine = engine;
         report
     }
@@ -265,6 +304,9 @@ impl Judged {
 
     fn device(&mut self, target: Target) -> &mut SimDevice {
         match target {
+            Target::Flash(1..) if self.second.is_some() => {
+                self.second.as_mut().expect("it is there")
+            }
             Target::Flash(_) => &mut self.flash,
             Target::Origin(id) => self.origins.get_mut(&id).expect("a known disk"),
         }
@@ -548,13 +590,25 @@ fn known(d: &DiskConfig) -> KnownDisk {
     }
 }
 
-fn open(flash: &mut SimDevice, disks: &[DiskConfig], faults: Faults) -> (Engine, OpenReport) {
+fn open(
+    flash: &mut SimDevice,
+    second: &mut Option<SimDevice>,
+    disks: &[DiskConfig],
+    faults: Faults,
+) -> (Engine, OpenReport) {
     let known: Vec<_> = disks.iter().map(known).collect();
     let options = EngineOptions {
         faults,
         ..options()
     };
-    let opened = Engine::open(&mut flash.media(None), options, &known);
+    let opened = match second {
+        None => Engine::open(&mut flash.media(None), options, &known),
+        Some(second) => {
+            let mut media = vec![flash.media(None), second.media(None)];
+            let spread = Real::default().join(&mut media).expect("one pool");
+            Engine::open(&mut Joined::new(spread, media), options, &known)
+        }
+    };
     let (engine, report) = opened.expect("opened");
     for d in disks {
         let config = d.clone();

@@ -8,15 +8,11 @@ use crate::disk::Disk;
 use crate::faults::Fault;
 use crate::origin::job::NOWHERE;
 use crate::origin::pace::Need;
-use crate::origin::progress::Written;
+use crate::origin::progress::{HANGS_NS, Written};
 use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
 use hearth_format::Kind;
 use smallvec::SmallVec;
-
-/// An origin that takes so long over a write or a flush of the destager hangs. Until it answers, what it
-/// was given is dirty like the rest, and eviction need not wait for it.
-const HANGS_NS: u64 = 10_000_000_000;
 
 impl Core {
     /// Is it well if what was written to the origin waits for more before it is flushed?

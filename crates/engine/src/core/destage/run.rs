@@ -369,6 +369,9 @@ impl Core {
         self.ready.touch(disk);
         let d = self.known_mut(disk);
         d.origin.destage.back_off(now);
+        if let Some(order) = d.order.as_deref_mut() {
+            order.note_refused();
+        }
         if flash_failed {
             self.wake_clean_waiters(disk, now, fx);
             return;

@@ -3,12 +3,17 @@
 use super::shelf::*;
 use super::*;
 use crate::ctx::Io;
+use crate::flash::choose::Way;
 use hearth_format::Entry;
 use hearth_format::{BatchHeader, DeviceEntry};
 
-/// Two devices of one size, all segments free.
 fn once() -> Device {
-    let laid_out = Layout::for_twice(&[16 << 20; 2], SEGMENT_BLOCKS, true);
+    device_on_two(true)
+}
+
+/// Two devices of one size, all segments free.
+fn device_on_two(once: bool) -> Device {
+    let laid_out = Layout::for_twice(&[16 << 20; 2], SEGMENT_BLOCKS, once);
     let (layout, extents) = laid_out.expect("it fits");
     let entries = extents.into_iter().zip(1..);
     let entries = entries.map(|(extent, n)| DeviceEntry {
@@ -262,5 +267,82 @@ fn what_a_segment_says_is_read_from_its_second_half_where_the_first_one_has_rott
         let lost = usize::from(rotten_too);
         assert_eq!(d.log.usable(), usable - lost);
         assert_eq!(d.entries_counting(seg).len(), 4 * (1 - lost));
+    }
+}
+
+/// Where a read of what a segment says goes, and that it is one.
+fn entries_read_at(d: &mut Device) -> (bool, hearth_io::IoOp) {
+    let ios: Vec<(FlashOp, Io)> = d.out.ios.drain(..).collect();
+    let [(FlashOp::Entries { whole, .. }, _)] = ios[..] else {
+        panic!("{} operations", ios.len());
+    };
+    let (_, io) = ios.into_iter().next().expect("it was looked at");
+    let (target, offset) = match io.placed {
+        true => (io.target, io.offset),
+        false => d.devices.place(io.target, io.offset),
+    };
+    let op = op_of(io);
+    (
+        whole,
+        hearth_io::IoOp {
+            target,
+            offset,
+            ..op
+        },
+    )
+}
+
+/// The same where the halves do not differ: there is no second address, and the segment stayed for ever, with a good half.
+#[test]
+fn what_a_segment_says_is_read_from_either_half_where_both_have_all_of_it() {
+    for rotten_too in [false, true] {
+        for n in 0u64..2 {
+            let mut d = device_on_two(false);
+            let mut bytes = Vec::new();
+            // The second segment is read from the other device first.
+            for seg in 0..=n {
+                put(&mut d, Kind::Clean, 16 + seg, 4);
+                d.log.urgent = true;
+                d.pump(0);
+                let ios: Vec<(FlashOp, Io)> = d.out.ios.drain(..).collect();
+                let [(FlashOp::Batch { .. }, io)] = &ios[..] else {
+                    panic!("{} operations", ios.len());
+                };
+                bytes = io.bufs.iter().flat_map(|b| b.bytes().to_vec()).collect();
+                d.batch_ended(seg + 1, &Ok(()));
+                assert!(d.take_applied().is_some());
+                if seg < n {
+                    d.roll();
+                    d.out.ios.clear();
+                }
+            }
+            let seg = d.log.open_heads().next().expect("a head").seg;
+            d.roll();
+            let summaries: Vec<_> = d.out.ios.drain(..).collect();
+            for (op, _) in summaries {
+                if let FlashOp::Summary { seg } = op {
+                    d.summary_ended(seg, &Ok(()));
+                }
+            }
+            d.begin_with(seg, Way::Chosen);
+            assert!(!d.read_entries(seg));
+            let usable = d.log.usable();
+            let mut devices = Vec::new();
+            for (step, whole) in [false, true, true].into_iter().enumerate() {
+                let (is_whole, op) = entries_read_at(&mut d);
+                assert_eq!(is_whole, whole);
+                devices.push(op.target);
+                if step == 2 && !rotten_too {
+                    op.bufs[0].clone().bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+                }
+                d.entries_read(seg, whole, &op.done(Ok(()), 0), 0);
+            }
+            assert_eq!(devices[0], devices[1]);
+            assert_ne!(devices[1], devices[2], "the other half");
+            let lost = usize::from(rotten_too);
+            assert_eq!(d.log.usable(), usable - lost);
+            assert_eq!(d.entries_counting(seg).len(), 4 * (1 - lost));
+            assert!(d.out.ios.is_empty());
+        }
     }
 }

@@ -1,0 +1,92 @@
+//! A pool that keeps everything twice: whatever rots in one half, a start after a crash goes by the other one, and leaves both whole.
+//!
+//! What was promised last no later batch says is durable. Its checksums decide whether the log ends there, and so does its descriptor;
+//! either may have rotted where it is read first.
+
+mod common;
+#[path = "common/judge.rs"]
+mod judge;
+
+use hearth_io::BLOCK;
+use hearth_sim::device::SimDevice;
+use judge::{Judged, disk};
+
+/// What is written last, and what is there before it.
+const LAST: u8 = 33;
+const FIRST: u8 = 11;
+
+fn half(j: &mut Judged, n: usize) -> &mut SimDevice {
+    match n {
+        0 => &mut j.flash,
+        _ => j.second.as_mut().expect("two devices"),
+    }
+}
+
+/// Where the one block of a device is that holds nothing but `fill`.
+fn place(j: &mut Judged, n: usize, fill: u8) -> Option<usize> {
+    let device = half(j, n);
+    let is_it = |i: &usize| device.visible_block(*i)[..] == [fill; BLOCK as usize];
+    (0..device.blocks()).find(is_it)
+}
+
+/// In a pool whose clean blocks are there once, or twice: what is so many blocks before the last one rots in a half.
+fn rots(before: usize, later: bool) {
+    for once in [false, true] {
+        for rotten in [0, 1] {
+            let what = format!("once {once}, half {rotten}");
+            let mut j = Judged::twice(vec![disk(1)], once);
+            j.write_fua(1, 3, FIRST).expect("written");
+            j.settle();
+            j.write_fua(1, 4, LAST).expect("written");
+            if later {
+                // Batches that say it is durable.
+                for block in 10..14 {
+                    j.write_fua(1, block, 5).expect("written");
+                }
+            }
+            let at = place(&mut j, rotten, LAST).expect("it is there");
+            half(&mut j, rotten).rot(at - before);
+            j.crash();
+            assert_eq!(j.read(1, 3), Ok(FIRST), "{what}");
+            assert_eq!(j.read(1, 4), Ok(LAST), "{what}");
+            assert_eq!(j.lost(1), [], "{what}");
+            // Whichever device is left is enough from here on.
+            for n in [0, 1] {
+                assert!(place(&mut j, n, LAST).is_some(), "{what}: not in half {n}");
+            }
+            half(&mut j, 1 - rotten).kill();
+            assert_eq!(j.read(1, 4), Ok(LAST), "{what}, which alone is left");
+        }
+    }
+}
+
+#[test]
+fn a_block_that_was_written_last_and_rotted_in_one_half_is_read_from_the_other() {
+    rots(0, false);
+}
+
+/// It was trusted unseen, as it was known to be durable, and then the half that was whole was given what had rotted.
+#[test]
+fn a_durable_block_that_rotted_in_one_half_is_not_written_over_the_other() {
+    rots(0, true);
+}
+
+#[test]
+fn a_descriptor_that_rotted_in_one_half_does_not_end_the_log() {
+    rots(1, false);
+    rots(1, true);
+}
+
+#[cfg(feature = "mutations")]
+#[test]
+fn a_start_that_goes_by_one_half_is_caught() {
+    use hearth_engine::faults::Fault;
+    let tests: [fn(); 3] = [
+        a_block_that_was_written_last_and_rotted_in_one_half_is_read_from_the_other,
+        a_durable_block_that_rotted_in_one_half_is_not_written_over_the_other,
+        a_descriptor_that_rotted_in_one_half_does_not_end_the_log,
+    ];
+    let pairs = tests.map(|test| (Fault::OneHalfWalked, test));
+    let unnoticed = judge::unnoticed(&pairs);
+    assert!(unnoticed.is_empty(), "{unnoticed:?}");
+}
