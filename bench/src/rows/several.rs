@@ -37,7 +37,7 @@ const HANGS_MS: f64 = 10e3;
 /// Longest wait for a state.
 const LIMIT: Duration = Duration::from_secs(120);
 
-fn without(what: &str) -> Result<Outcome> {
+pub(super) fn without(what: &str) -> Result<Outcome> {
     Ok(Outcome {
         notes: vec![format!("Left out: it needs {what}.")],
         ..Outcome::default()
