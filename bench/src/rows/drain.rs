@@ -206,7 +206,7 @@ pub fn replaced(args: &Args) -> Result<Outcome> {
             "bytes a second / what the devices can do",
             shares,
             "",
-            Wanted::AtLeast(0.8),
+            Wanted::Shown,
         ),
         ("replaced", speeds, "MB/s", Wanted::Shown),
     ] {

@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 
 /// Bytes of a piece beside guests, as of what the destager takes beside them.
 const PIECE: u64 = 128 << 10;
-/// The same when nobody asks: some devices split what is longer, and what is longer gains nothing on others.
-const PIECE_ALONE: usize = 512 << 10;
+/// The same when nobody asks: one is read while another is written, and shorter ones leave devices waiting.
+const PIECE_ALONE: usize = 1 << 20;
 /// After a piece the devices are left alone for so many times as long as it took: guests have them for half of the time. What they feel
 /// most is how long a piece is, not how often one comes.
 const PAUSE: u32 = 1;
