@@ -39,7 +39,7 @@ fi
 say "Starting the daemon"
 # In a session of its own: Ctrl-C is for this script, which then asks the daemon to stop. A second
 # signal would end it without a checkpoint.
-setsid "$(target_dir)/release/hearth" serve --flash "$flash" --run-dir "$run" --log warn &
+setsid "$(target_dir)/release/hearth" serve --flash "$flash" --run-dir "$run" --state-dir "$demo/state" --log warn &
 daemon=$!
 stop() {
     trap - INT TERM HUP EXIT

@@ -1,7 +1,10 @@
 //! What guests feel while a flash device is emptied and taken out, put in, and replaced: the rates are those nobody has set. Only
 //! what is asked while the command runs is timed, from its first moment to its answer: a load of fixed length would water that down.
+//! And how fast one is replaced when there are no guests to give way to.
 
+use super::several::without;
 use crate::args::Args;
+use crate::devices::{self, Limited};
 use crate::fixture;
 use crate::load::{Job, Sample, run};
 use crate::report::{Comparison, Outcome, Series, Wanted};
@@ -21,6 +24,9 @@ const BLOCK: u64 = 4096;
 const SLACK: u64 = 256 << 20;
 /// The longest wait of a guest for its answer is at most so much of a second: the daemon begins anew in it.
 const PAUSE_MS: f64 = 1e3;
+
+/// What each of the devices is read and written at, at most, between which is copied when nobody asks, in bytes a second.
+const RATE: u64 = 200_000_000;
 
 /// Latencies of reads in nanoseconds, and the seconds in which they were asked.
 struct Reads {
@@ -163,6 +169,62 @@ pub fn drain(args: &Args) -> Result<Outcome> {
     ));
     let files: [&Path; 4] = [&a, &b, &c, &origin];
     files.iter().for_each(|file| fixture::remove(file));
+    Ok(outcome)
+}
+
+/// A device is replaced, and nobody asks for anything.
+pub fn replaced(args: &Args) -> Result<Outcome> {
+    if args.peers_only {
+        return Ok(Outcome::default());
+    }
+    if let Some(missing) = devices::no_limits() {
+        return without(missing);
+    }
+    let size = (args.disk / 4).max(64 << 20);
+    let device = |name: &str| fixture::file(&args.dir, name, size + SLACK);
+    let files = [device("flash-a.img")?, device("flash-b.img")?];
+    let origin = fixture::file(&args.dir, "replaced-origin.img", size)?;
+    let limited = Limited::new("replaced", &files, RATE)?;
+    let (mut shares, mut speeds) = (Vec::new(), Vec::new());
+    for round in 0..args.rounds {
+        let [old, new] = limited.devices()[..] else {
+            return without("two loop devices");
+        };
+        let wrap = limited.wrap();
+        let hearth = fixture::pool_on(args, &[old], &[], &fixture::HELD_BACK, wrap)?;
+        fixture::add(&hearth, "d", path(&origin), "write-back")?;
+        everything_is_dirty(&hearth, size, round)?;
+        let begun = Instant::now();
+        hearth.ok(&["pool", "replace-flash", old, new, "--force"])?;
+        let speed = (size + SLACK) as f64 / begun.elapsed().as_secs_f64();
+        shares.push(speed / RATE as f64);
+        speeds.push(speed / 1e6);
+    }
+    let mut outcome = Outcome::default();
+    for (what, values, unit, wanted) in [
+        (
+            "bytes a second / what the devices can do",
+            shares,
+            "",
+            Wanted::Shown,
+        ),
+        ("replaced", speeds, "MB/s", Wanted::Shown),
+    ] {
+        outcome.comparisons.push(Comparison {
+            what: what.to_owned(),
+            values,
+            unit: unit.to_owned(),
+            wanted,
+        });
+    }
+    outcome.notes.push(format!(
+        "From the command to its answer, for a device of {} MiB. The kernel lets the daemon read {} MB/s and write as much of each of the two, which are loop devices over files.",
+        (size + SLACK) >> 20,
+        RATE / 1_000_000
+    ));
+    drop(limited);
+    files.iter().for_each(|file| fixture::remove(file));
+    fixture::remove(&origin);
     Ok(outcome)
 }
 

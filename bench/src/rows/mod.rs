@@ -273,6 +273,11 @@ pub const ALL: &[Row] = &[
         run: drain::drain,
     },
     Row {
+        id: "flash-replace",
+        title: "How fast a flash device is replaced when nobody asks for anything",
+        run: drain::replaced,
+    },
+    Row {
         id: "flash-death",
         title: "From the death of one of two flash devices to the next answers, everything being on both",
         run: several::death,

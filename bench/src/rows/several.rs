@@ -34,10 +34,12 @@ const FIRST: u64 = 2;
 const SETTLING: u64 = 15;
 /// After so many milliseconds a device that does not answer counts as lost.
 const HANGS_MS: f64 = 10e3;
+/// What was asked of it cannot be answered earlier, and may take so many milliseconds more: as if it had been killed at that moment.
+const BEYOND_MS: f64 = 100.0;
 /// Longest wait for a state.
 const LIMIT: Duration = Duration::from_secs(120);
 
-fn without(what: &str) -> Result<Outcome> {
+pub(super) fn without(what: &str) -> Result<Outcome> {
     Ok(Outcome {
         notes: vec![format!("Left out: it needs {what}.")],
         ..Outcome::default()
@@ -283,11 +285,20 @@ pub fn death(args: &Args) -> Result<Outcome> {
                 Wanted::AtMost(HANGS_MS),
             ),
         };
-        let first = "until a write that was begun then is durable";
-        let asked = [
-            (first, writes, Wanted::AtMost(HANGS_MS)),
-            (after.0, reads, after.1),
-        ];
+        let first = match signal {
+            libc::SIGSTOP => {
+                writes.iter_mut().for_each(|ms| *ms -= HANGS_MS);
+                (
+                    "from the deadline until a write that was begun when it hung is durable",
+                    Wanted::AtMost(BEYOND_MS),
+                )
+            }
+            _ => (
+                "until a write that was begun then is durable",
+                Wanted::AtMost(HANGS_MS),
+            ),
+        };
+        let asked = [(first.0, writes, first.1), (after.0, reads, after.1)];
         for (until, values, wanted) in asked {
             outcome.comparisons.push(Comparison {
                 what: format!("a flash device {what}: {until}"),

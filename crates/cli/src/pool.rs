@@ -177,10 +177,15 @@ fn adopt(global: &Global, args: &PoolAdopt) -> Outcome {
         eprintln!("note: {}", plain(notice));
     }
     println!(
-        "pool {} is on {} now, with {} disks",
+        "pool {} is on {} now, with {} {}",
         info.uuid,
         path.display(),
-        info.disks.len()
+        info.disks.len(),
+        if info.disks.len() == 1 {
+            "disk"
+        } else {
+            "disks"
+        }
     );
     println!("serve it with `hearth serve --flash {}`", path.display());
     Ok(())

@@ -28,10 +28,10 @@ pub fn run(global: &Global, args: &args::Rescue) -> Outcome {
         .clone()
         .unwrap_or_else(hearth_daemon::rundir::default_state_dir);
     let rescue = Rescue::open(&args.flash, &state_dir)?;
-    let to = match (&args.to, &args.onto) {
+    let to = match (&args.to, args.onto.as_slice()) {
         (Some(file), _) => To::File(file.clone()),
-        (None, Some(origin)) => To::Onto(origin.clone()),
-        (None, None) => return list(global, &rescue),
+        (None, []) => return list(global, &rescue),
+        (None, origins) => To::Onto(origins.to_vec()),
     };
     let disk = args.disk.as_deref().unwrap_or_default();
     let interrupt = Interrupt::watch();

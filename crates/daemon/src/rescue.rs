@@ -25,6 +25,8 @@ use crate::pool::devices::{self, FlashDevices};
 use crate::pool::{format_error, layout, opening};
 use crate::size::human;
 
+mod onto;
+
 /// Blocks that are asked for at once.
 const BLOCKS_MAX: usize = 4096;
 /// Ranges of a disk that are told one by one; of more, only their bytes are.
@@ -92,8 +94,8 @@ pub struct Report {
 pub enum To {
     /// A new file of the disk's size, with holes where the origin has what counts.
     File(PathBuf),
-    /// Over what is there: a file or block device with the origin's content.
-    Onto(PathBuf),
+    /// Over what is there: files or block devices with the origin's content, of a mirror all of its legs.
+    Onto(Vec<PathBuf>),
 }
 
 fn note(ranges: &mut Vec<Range>, shortened: &mut bool, offset: u64, len: u64) {
@@ -264,10 +266,20 @@ impl Rescue {
             }
             doubts.push(left);
         }
-        let target = Target::open(to, record)?;
+        let targets = match to {
+            To::File(path) => vec![Target::make(path, record)?],
+            To::Onto(paths) => {
+                onto::check(record, paths, force)?;
+                let open = |path: &PathBuf| Target::open(path, record, false);
+                paths.iter().map(open).collect::<Result<_>>()?
+            }
+        };
+        let names = targets
+            .iter()
+            .map(|target| target.path.display().to_string());
         let mut report = Report {
             disk: disk.to_owned(),
-            to: target.path.display().to_string(),
+            to: names.collect::<Vec<_>>().join(" and "),
             doubts,
             ..Report::default()
         };
@@ -275,7 +287,7 @@ impl Rescue {
             .engine
             .status(record.id)
             .map_or(0, |status| status.owed_bytes());
-        let written = self.write_blocks(record, &target, total, &mut report, progress);
+        let written = self.write_blocks(record, &targets, total, &mut report, progress);
         if let (Err(_), To::File(path)) = (&written, to) {
             // Half of it would be taken for all of it.
             let _ = std::fs::remove_file(path);
@@ -286,7 +298,7 @@ impl Rescue {
     fn write_blocks(
         &self,
         record: &DiskRecord,
-        target: &Target,
+        targets: &[Target],
         total: u64,
         report: &mut Report,
         progress: &mut dyn FnMut(u64, u64) -> bool,
@@ -324,7 +336,9 @@ impl Rescue {
                     continue;
                 }
                 let bytes = buf.bytes().get(..len as usize).unwrap_or_default();
-                target.write(offset, bytes)?;
+                for target in targets {
+                    target.write(offset, bytes)?;
+                }
                 report.written += len;
                 report.zeros += if place == Owed::Zeros { len } else { 0 };
                 note(&mut report.ranges, &mut report.shortened, offset, len);
@@ -336,7 +350,7 @@ impl Rescue {
                 ));
             }
         }
-        target.finish()
+        targets.iter().try_for_each(Target::finish)
     }
 }
 
@@ -433,24 +447,23 @@ struct Target {
 }
 
 impl Target {
-    fn open(to: &To, record: &DiskRecord) -> Result<Target> {
-        let (path, new) = match to {
-            To::File(path) => (path, true),
-            To::Onto(path) => (path, false),
-        };
-        if new {
-            let made = std::fs::OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(path)
-                .and_then(|file| file.set_len(record.size));
-            made.map_err(|e| {
-                Error::unavailable(
-                    format!("cannot make {}: {e}", path.display()),
-                    "give the name of a file that is not there, where there is room",
-                )
-            })?;
-        }
+    /// A new file.
+    fn make(path: &Path, record: &DiskRecord) -> Result<Target> {
+        let made = std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .and_then(|file| file.set_len(record.size));
+        made.map_err(|e| {
+            Error::unavailable(
+                format!("cannot make {}: {e}", path.display()),
+                "give the name of a file that is not there, where there is room",
+            )
+        })?;
+        Target::open(path, record, true)
+    }
+
+    fn open(path: &Path, record: &DiskRecord, new: bool) -> Result<Target> {
         // Somebody else who uses it is noticed here.
         let file = BlockFile::open(path, OpenMode::default()).map_err(|e| opening(path, e))?;
         if file.size() < record.size {
@@ -466,7 +479,7 @@ impl Target {
             ));
         }
         Ok(Target {
-            path: path.clone(),
+            path: path.to_owned(),
             file,
             new,
         })

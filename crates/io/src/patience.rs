@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// How often drivers look.
+/// How often drivers look, at least: an operation is answered for when its time is over, which they find when they look.
 pub(crate) const LOOK_NS: u64 = 500_000_000;
 
 /// How long a device is waited for, and how much it owes beyond that.
@@ -77,18 +77,24 @@ impl Patience {
         }
     }
 
-    /// Is an operation of so many bytes that was begun then to be answered for?
-    pub(crate) fn is_over(&self, begun_ns: u64, len: u64, now_ns: u64) -> bool {
+    /// From when on an operation of so many bytes that was begun then is to be answered for, if the device ends nothing before.
+    /// None: never.
+    pub(crate) fn over_at(&self, begun_ns: u64, len: u64) -> Option<u64> {
         let limit = self.limit_ns.load(Ordering::Relaxed);
-        let silent_ns = now_ns.saturating_sub(self.ended_ns.load(Ordering::Relaxed));
-        is_late(limit, now_ns.saturating_sub(begun_ns), len) && silent_ns > limit
+        let silent = self.ended_ns.load(Ordering::Relaxed).saturating_add(limit);
+        let late = begun_ns.saturating_add(longest(limit, len));
+        (limit > 0).then(|| late.max(silent).saturating_add(1))
     }
+}
+
+/// How long an operation of so many bytes may take.
+fn longest(limit_ns: u64, len: u64) -> u64 {
+    limit_ns.saturating_add(len / SLOWEST_PER_S * 1_000_000_000)
 }
 
 /// Has an operation of so many bytes taken longer than a device is waited for?
 pub(crate) fn is_late(limit_ns: u64, took_ns: u64, len: u64) -> bool {
-    let longer = len / SLOWEST_PER_S * 1_000_000_000;
-    limit_ns > 0 && took_ns > limit_ns.saturating_add(longer)
+    limit_ns > 0 && took_ns > longest(limit_ns, len)
 }
 
 /// The answer for an operation that goes on.
@@ -152,21 +158,26 @@ impl Lending {
         self.told
     }
 
-    pub(crate) fn look(&mut self, now_ns: u64, dones: &mut Vec<IoDone>) {
+    /// Answers for what should have ended by now. When it is to be looked again at the latest.
+    pub(crate) fn look(&mut self, now_ns: u64, dones: &mut Vec<IoDone>) -> u64 {
+        let mut next_ns = now_ns.saturating_add(LOOK_NS);
         for lent in self.lent.values_mut() {
             let begun_ns = lent.begun_ns.load(Ordering::Acquire);
-            let over = begun_ns > 0
-                && lent
-                    .device
-                    .patience()
-                    .is_over(begun_ns, lent.op.len, now_ns);
-            if !lent.told && over && may_answer(&lent.op) {
-                lent.told = true;
-                self.told += 1;
-                lent.device.patience().note_owed(&lent.device.name());
-                dones.push(answer_for(&lent.op, begun_ns, now_ns));
+            if lent.told || begun_ns == 0 {
+                continue;
+            }
+            match lent.device.patience().over_at(begun_ns, lent.op.len) {
+                Some(at) if at > now_ns => next_ns = next_ns.min(at),
+                Some(_) if may_answer(&lent.op) => {
+                    lent.told = true;
+                    self.told += 1;
+                    lent.device.patience().note_owed(&lent.device.name());
+                    dones.push(answer_for(&lent.op, begun_ns, now_ns));
+                }
+                _ => {}
             }
         }
+        next_ns
     }
 }
 
@@ -213,18 +224,19 @@ impl Errand {
     pub(crate) fn wait(&self, len: u64) -> io::Result<()> {
         let mut state = lock(&self.state);
         loop {
+            let now_ns = now_ns();
+            let over_at = self.patience.over_at(self.begun_ns, len);
             match std::mem::replace(&mut *state, Outcome::Open) {
                 Outcome::Ended(result) => return result,
-                _ if self.patience.is_over(self.begun_ns, len, now_ns()) => {
+                _ if over_at.is_some_and(|at| now_ns >= at) => {
                     *state = Outcome::Told;
                     self.patience.note_owed(&self.name);
                     return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
                 }
                 _ => {}
             }
-            let waited = self
-                .ended
-                .wait_timeout(state, Duration::from_nanos(LOOK_NS));
+            let left_ns = over_at.map_or(LOOK_NS, |at| at - now_ns).min(LOOK_NS);
+            let waited = (self.ended).wait_timeout(state, Duration::from_nanos(left_ns));
             state = waited.unwrap_or_else(|e| e.into_inner()).0;
         }
     }
@@ -260,13 +272,16 @@ mod tests {
         device.set_patience(std::time::Duration::from_nanos(100));
         let (mut lending, mut dones) = (Lending::default(), Vec::new());
         let (number, begun_ns) = lending.lend(&op(), &device);
-        lending.look(1_000, &mut dones);
+        let often = |now_ns| now_ns + LOOK_NS;
+        assert_eq!(lending.look(1_000, &mut dones), often(1_000));
         assert!(dones.is_empty(), "no thread has begun it");
         begun_ns.store(1_000, Ordering::Release);
-        lending.look(1_100, &mut dones);
+        // It is not left to chance when somebody looks: at the moment from which on it is late.
+        assert_eq!(lending.look(1_050, &mut dones), 1_101);
+        assert_eq!(lending.look(1_100, &mut dones), 1_101);
         assert!(dones.is_empty() && !device.owes(), "not late yet");
-        lending.look(1_101, &mut dones);
-        lending.look(2_000, &mut dones);
+        assert_eq!(lending.look(1_101, &mut dones), often(1_101));
+        assert_eq!(lending.look(2_000, &mut dones), often(2_000));
         assert_eq!(dones.len(), 1);
         assert!(dones[0].is_overdue() && device.owes());
         assert!(dones[0].goes_on(), "its memory is not free");
@@ -277,6 +292,19 @@ mod tests {
         assert_eq!(device.admit(&op()), Ok(()));
         let (number, _) = lending.lend(&op(), &device);
         assert!(!lending.is_told(number, 2_000), "it ended in time");
+    }
+
+    #[test]
+    fn a_device_that_ended_something_is_waited_for_from_then_on() {
+        let patience = Patience::default();
+        assert_eq!(patience.over_at(1_000, 0), None, "for ever");
+        patience.set(500_000_000);
+        assert_eq!(patience.over_at(1_000, 0), Some(500_001_001));
+        let long = 2 * SLOWEST_PER_S;
+        assert_eq!(patience.over_at(1_000, long), Some(2_500_001_001));
+        patience.note_ended(300_000_000);
+        assert_eq!(patience.over_at(1_000, 0), Some(800_000_001));
+        assert_eq!(patience.over_at(1_000, long), Some(2_500_001_001));
     }
 
     #[test]

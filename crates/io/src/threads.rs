@@ -4,7 +4,7 @@ use crate::buf::BufSlice;
 use crate::delay::Delayed;
 use crate::helper::{Finished, Helpers, Job, Outbox};
 use crate::op::{IoDone, IoError, IoOp};
-use crate::patience::{LOOK_NS, Lending};
+use crate::patience::Lending;
 use crate::proactor::{Event, Proactor, SendList, Wait};
 use crate::sys::{check, now_ns, ring_eventfd, set_nonblocking};
 use crate::targets::{TargetView, Targets};
@@ -224,8 +224,7 @@ impl PollDriver {
             }
         }
         if self.now >= self.look_ns {
-            self.look_ns = self.now + LOOK_NS;
-            self.lending.look(self.now, dones);
+            self.look_ns = self.lending.look(self.now, dones);
         }
         dones.append(&mut self.ready);
         self.delayed.release(self.now, dones);

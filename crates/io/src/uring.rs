@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::file::{BlockFile, PUNCH, ZERO, unsupported_errno};
 use crate::helper::{Finished, Helpers, Job, Outbox};
 use crate::op::{IoDone, IoError, IoOp, OpKind};
-use crate::patience::{LOOK_NS, Lending, answer_for, may_answer};
+use crate::patience::{Lending, answer_for, may_answer};
 use crate::proactor::{Event, Proactor, SendList, Wait};
 use crate::sys::{now_ns, set_nonblocking};
 use crate::targets::{TargetView, Targets};
@@ -619,8 +619,7 @@ impl RingDriver {
 
     /// Answers for what the kernel should have ended by now.
     fn look(&mut self, dones: &mut Vec<IoDone>) {
-        self.look_ns = self.now + LOOK_NS;
-        self.lending.look(self.now, dones);
+        self.look_ns = self.lending.look(self.now, dones);
         if self.in_ring == self.told {
             return;
         }
@@ -634,8 +633,12 @@ impl RingDriver {
                 ..
             } = &mut slot.work
                 && !*owed
-                && device.patience().is_over(*start_ns, op.len, self.now)
+                && let Some(at) = device.patience().over_at(*start_ns, op.len)
             {
+                if at > self.now {
+                    self.look_ns = self.look_ns.min(at);
+                    continue;
+                }
                 *owed = true;
                 device.patience().note_owed(&device.name());
                 if !may_answer(op) {

@@ -270,3 +270,77 @@ fn what_is_dirty_is_saved_from_the_old_flash_before_a_new_one_takes_its_place() 
     ensure!(refused.contains("--force"), "{refused}");
     Ok(())
 }
+
+/// Written to one leg of a mirror alone, what is saved would be answered by every other read, and by no other.
+#[test]
+fn what_is_saved_goes_to_every_leg_of_a_mirror() -> Result<()> {
+    let mut hearth = Hearth::with_pool("160M")?;
+    hearth.serve_args = ["--destage-rate", "4K"].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let legs = [
+        blank(&hearth, "a.raw", SIZE)?,
+        blank(&hearth, "b.raw", SIZE)?,
+    ];
+    let [a, b] = [path(&legs[0]), path(&legs[1])];
+    hearth.ok(&["disk", "add", "d", "--mirror", a, "--mirror", b])?;
+    let again = hearth.refused(&["disk", "mirror", "d", "--add", b])?;
+    ensure!(again.contains("is a leg of disk d already"), "{again}");
+    wait::until("both legs are current", LIMIT, || {
+        let shown = hearth.ok(&["disk", "show", "d"]).ok()?;
+        (shown.matches(": current").count() == 2).then_some(())
+    })?;
+    let mut client = hearth.connect("d")?;
+    for block in [1, 8] {
+        client.write(block * 4096, &[block as u8 + 1; 4096])?;
+        client.flush()?;
+    }
+    hearth.kill9()?;
+    let (flash, old) = (hearth.flash().to_owned(), hearth.dir().join("old.img"));
+    std::fs::rename(&flash, &old)?;
+    let state = hearth.dir().join("state");
+    let saved = |onto: &[&str]| {
+        let onto = onto.iter().flat_map(|leg| ["--onto", leg]);
+        let what = [
+            "rescue",
+            path(&old),
+            "--disk",
+            "d",
+            "--state-dir",
+            path(&state),
+        ];
+        what.into_iter()
+            .chain(onto)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let words =
+        |args: &[String]| hearth.refused(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let refused = words(&saved(&[a]))?;
+    ensure!(refused.contains("would not be the same"), "{refused}");
+    ensure!(
+        std::fs::read(&legs[0])? == std::fs::read(&legs[1])?,
+        "nothing was written"
+    );
+    let both = saved(&[a, b]);
+    hearth.ok(&both.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let [one, other] = [std::fs::read(&legs[0])?, std::fs::read(&legs[1])?];
+    ensure!(one == other && one[8 * 4096] == 9 && one[4096] == 2);
+    let new = [
+        "pool",
+        "adopt-flash",
+        "--flash",
+        path(&flash),
+        "--size",
+        "160M",
+    ];
+    hearth.ok(&[&new[..], &["--state-dir", path(&state)]].concat())?;
+    hearth.start()?;
+    hearth.ok(&["disk", "set", "d", "--trust", "origin"])?;
+    wait_state(&hearth, "d", "attached")?;
+    // Either leg answers.
+    let mut client = hearth.connect("d")?;
+    for _ in 0..8 {
+        ensure!(client.read(8 * 4096, 4096)? == [9; 4096]);
+    }
+    Ok(())
+}

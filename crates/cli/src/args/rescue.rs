@@ -8,7 +8,8 @@ use clap::Args;
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Example:\n  hearth rescue /dev/nvme0n1p4\n  \
     hearth rescue /dev/nvme0n1p4 --disk vm1 --to /srv/vm1.rescued\n  \
-    hearth rescue /dev/nvme0n1p4 --disk vm1 --onto /srv/vm1.raw\n\n\
+    hearth rescue /dev/nvme0n1p4 --disk vm1 --onto /srv/vm1.raw\n  \
+    hearth rescue /dev/nvme0n1p4 --disk vm2 --onto /disk1/vm2.raw --onto /disk2/vm2.raw\n\n\
     Without --disk it lists the pool's disks. Every block is checked; one that cannot be trusted is not written, \
     but told, and the status is 1 then.")]
 pub struct Rescue {
@@ -21,10 +22,10 @@ pub struct Rescue {
     /// Write what is dirty into a new file of the disk's size; the rest of it is holes
     #[arg(long, value_name = "FILE", group = "where", requires = "disk")]
     pub to: Option<PathBuf>,
-    /// Write what is dirty over this file or device, which has the origin's content
+    /// Write what is dirty over this file or device, which has the origin's content; of a mirror give each leg
     #[arg(long, value_name = "ORIGIN", group = "where", requires = "disk")]
-    pub onto: Option<PathBuf>,
-    /// With --onto: although the origin may be newer than the flash
+    pub onto: Vec<PathBuf>,
+    /// With --onto: although the origin may be newer than the flash, or another leg of the mirror will differ
     #[arg(long, requires = "onto")]
     pub force: bool,
     /// The directory that `hearth serve` was given for what must outlive the flash

@@ -50,6 +50,21 @@ fn check_leg(text: &str, leg: &OriginSpec) -> Result<()> {
     ))
 }
 
+/// Refuses a leg that the disk has already.
+fn check_new(record: &DiskRecord, text: &str, leg: &OriginSpec) -> Result<()> {
+    let legs = hearth_origin::legs(&origin::parse(&record.origin)?).unwrap_or_default();
+    let new = legs
+        .iter()
+        .all(|known| known.to_string() != leg.to_string());
+    match new {
+        true => Ok(()),
+        false => Err(Error::conflict(
+            format!("{text} is a leg of disk {} already", record.name),
+            "give another one; `hearth disk show` lists its legs",
+        )),
+    }
+}
+
 impl Daemon {
     /// Changes the legs of a served disk, and how they are copied to.
     pub(super) fn set_mirror(self: &Arc<Daemon>, name: &str, set: &MirrorSet) -> Result<DiskInfo> {
@@ -261,6 +276,7 @@ impl Daemon {
         check_leg(text, &leg)?;
         let record = self.with_record(name)?;
         origin::check_writable(&leg, record.read_only)?;
+        check_new(&record, text, &leg)?;
         self.check_unused(text, &leg)?;
         let flash = lock(&self.pool).path().to_owned();
         origin::check_plain(&leg, &flash)?;

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 
 use hearth_engine::Engine;
 use hearth_events::Event;
-use hearth_format::change::COPY_BYTES;
-use hearth_io::{BLOCK, Device, Media};
+use hearth_io::{BLOCK, Device};
 
 use super::{Daemon, StopReason, homeless, lock};
 use crate::api::flash::{FlashAction, FlashChange, FlashProgress, FlashState};
@@ -26,16 +25,16 @@ use crate::pool::change::{self, Change, Ready};
 use crate::pool::{CreateOptions, DeviceAt, Pool};
 use crate::size::human;
 
+mod copying;
+
+use copying::{Passes, Steps};
+
 /// The program that goes on is the one that runs, wherever its file has gone.
 pub(super) const OURSELVES: &str = "/proc/self/exe";
 /// How often is looked how far a device is emptied.
 const LOOK: Duration = Duration::from_millis(50);
 /// Nothing was emptied for so long, and nothing given to the origins: it is not waited for any longer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A device is copied while it is written to: so often all that was changed meanwhile is copied once more, at most.
-const PASSES: usize = 4;
-/// So few segments are left to the moment at which clients wait.
-const FEW: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -392,7 +391,14 @@ impl Daemon {
     ) -> Result<()> {
         let paths = lock(&self.pool).paths();
         let pool = Pool::look_at(&paths)?;
-        let tell = &mut |done, total| self.reshaping.tell(done, total);
+        let mut steps = Steps::new(&*self.engine);
+        let tell = &mut |done, total| {
+            // A new file is written from end to end; clearing a device takes a few blocks here and there.
+            if options.size.is_some() {
+                steps.step();
+            }
+            self.reshaping.tell(done, total)
+        };
         let mut ready = change::ready(&pool, what, options, tell)?;
         self.check_ram(&ready)?;
         match what {
@@ -538,18 +544,18 @@ impl Daemon {
         let mut new = ready.new_media()?;
         let first = segments.start;
         let mut copied: Vec<Option<u64>> = vec![None; segments.len()];
-        let mut buffer = vec![0; COPY_BYTES];
         let total = bytes * segments.len() as u64;
         let mut done = 0;
-        for pass in 0..PASSES {
+        let mut passes = Passes::new();
+        loop {
             let due = |(seg, have): (u32, &Option<u64>)| {
                 let now = self.engine.touched(ready.in_log(first + seg));
                 (now.is_some() && now != *have).then_some(seg)
             };
             let due: Vec<u32> = (0..).zip(&copied).filter_map(due).collect();
-            if due.is_empty() || pass > 0 && due.len() <= FEW {
+            let Some(pause) = passes.next(due.len()) else {
                 break;
-            }
+            };
             let total = total.max(done + due.len() as u64 * bytes);
             for seg in due {
                 // Before it is read: what is written from here on shows.
@@ -561,23 +567,15 @@ impl Daemon {
                 let (Some((_, from)), Some(old)) = (source, old) else {
                     return Err(Error::internal("the device is gone"));
                 };
-                let begun = Instant::now();
-                let mut whole = before.is_some();
-                for part in (0..bytes).step_by(COPY_BYTES) {
-                    let n = (bytes - part).min(COPY_BYTES as u64) as usize;
-                    let piece = &mut buffer[..n];
-                    // What cannot be read is looked at when nobody writes.
-                    if Media::read_at(old, from + part, piece).is_err() {
-                        whole = false;
-                        break;
-                    }
-                    Media::write_at(&mut new, to_at + at + part, piece).map_err(|e| {
-                        Error::unavailable(
-                            format!("cannot write to the new device: {e}"),
-                            "check the device's health",
-                        )
-                    })?;
-                }
+                let whole = before.is_some()
+                    && copying::copy(
+                        (old, from),
+                        (&mut new, to_at + at),
+                        bytes,
+                        &*self.engine,
+                        pause,
+                    )?;
+                // What cannot be read is looked at when nobody writes.
                 if let Some(place) = copied.get_mut(seg as usize) {
                     *place = before.filter(|_| whole);
                 }
@@ -588,16 +586,9 @@ impl Daemon {
                 if self.stopping.load(Ordering::Relaxed) {
                     return Err(called_off());
                 }
-                // Guests have the devices for as long as this had them.
-                std::thread::sleep(begun.elapsed());
             }
         }
-        Media::flush(&mut new).map_err(|e| {
-            Error::unavailable(
-                format!("cannot write to the new device: {e}"),
-                "check the device's health",
-            )
-        })?;
+        copying::settle(&mut new)?;
         ready.copied = copied;
         Ok(())
     }

@@ -425,8 +425,20 @@ fn fits(
                 None => Ok(Some(next.layout.slots())),
             }
         }
-        (Change::Replace { .. }, Some(place)) => {
-            change::can_replace(superblock, place, bytes).map_err(refused)?;
+        (Change::Replace { old, .. }, Some(place)) => {
+            change::can_replace(superblock, place, bytes).map_err(|e| match e {
+                FormatError::TooSmall { needed, actual } => Error::refused(
+                    format!(
+                        "{} has {}, and to take the place of {} it needs {}",
+                        path.display(),
+                        human(actual),
+                        old.display(),
+                        human(needed.next_multiple_of(1 << 20))
+                    ),
+                    "use a larger device, or make a larger file with --size",
+                ),
+                e => refused(e),
+            })?;
             Ok(None)
         }
         _ => Ok(None),

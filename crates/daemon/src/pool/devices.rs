@@ -533,7 +533,7 @@ fn explain(paths: &[PathBuf], found: &[Superblock], misfit: &Misfit) -> Error {
                     "pool {id} has {n} flash devices, and {} is not among those given",
                     described(*place, entry)
                 ),
-                "name all of them, each with --flash",
+                "name all of them: each with --flash, or for `hearth rescue` one after the other",
             )
         }
     }
@@ -547,7 +547,7 @@ pub(crate) fn incomplete(path: &Path, superblock: &Superblock) -> Error {
         Err(misfit) => explain(&paths, found, &misfit),
         Ok(_) => Error::refused(
             format!("{} is one of several devices of a pool", path.display()),
-            "name all of them, each with --flash",
+            "name all of them: each with --flash, or for `hearth rescue` one after the other",
         ),
     }
 }

@@ -106,13 +106,30 @@ impl Core {
         if over(self.opts.dirty_low_percent) {
             return Need::Background;
         }
-        if self.reqs.foreground + self.destaging.lane_hits == 0
-            && !self.destaging.others_wait
-            && now.saturating_sub(self.reqs.last_foreground_ns) > self.opts.idle_ns
-        {
+        if self.nobody_asks(now) {
             return Need::Idle;
         }
         Need::None
+    }
+
+    /// Nobody asks for anything, nobody has for a while, and nobody else who uses the flash is held up.
+    fn nobody_asks(&self, now: u64) -> bool {
+        self.reqs.foreground + self.destaging.lane_hits == 0
+            && !self.destaging.others_wait
+            && now.saturating_sub(self.reqs.last_foreground_ns) > self.opts.idle_ns
+    }
+
+    /// Takes note of hits that clients have without the core.
+    fn note_hits(&mut self) {
+        let (hits, last) = self.shared.pulse();
+        self.destaging.lane_hits = hits;
+        self.reqs.last_foreground_ns = self.reqs.last_foreground_ns.max(last);
+    }
+
+    /// The same as it is at this moment, for who does something on the devices beside the engine.
+    pub fn nobody_asks_now(&mut self, now: u64) -> bool {
+        self.note_hits();
+        self.nobody_asks(now)
     }
 
     /// A stop keeps what is dirty on flash, if it can. Were it destaged, one run would follow the other
@@ -144,9 +161,7 @@ impl Core {
         if self.ready.touched.is_empty() && self.ready.owing.is_empty() {
             return;
         }
-        let (hits, last) = self.shared.pulse();
-        self.destaging.lane_hits = hits;
-        self.reqs.last_foreground_ns = self.reqs.last_foreground_ns.max(last);
+        self.note_hits();
         self.destaging.refill(self.opts.destage_bytes_per_s, now);
         for _ in 0..self.ready.touched.len() {
             let Some(disk) = self.ready.touched.next() else {

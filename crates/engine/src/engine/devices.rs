@@ -61,6 +61,12 @@ impl Engine {
         self.core().destaging.others_wait = others_wait;
     }
 
+    /// Nobody asks for anything, nobody has for a while, and nobody [else](Engine::stand_back) is held up: whoever does something on
+    /// the flash that nobody waits for need not give way.
+    pub fn nobody_asks(&self, now_ns: u64) -> bool {
+        self.core().nobody_asks_now(now_ns)
+    }
+
     /// Somebody beside this program wrote so many bytes to the flash: they count against the same budget as what is written here.
     pub fn wrote_beside(&self, bytes: u64) {
         self.core().cache.policy.wrote(bytes.div_ceil(BLOCK));
