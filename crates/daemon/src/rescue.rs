@@ -269,7 +269,7 @@ impl Rescue {
         let targets = match to {
             To::File(path) => vec![Target::make(path, record)?],
             To::Onto(paths) => {
-                onto::check(record, paths, force)?;
+                doubts.extend(onto::check(record, paths, force)?);
                 let open = |path: &PathBuf| Target::open(path, record, false);
                 paths.iter().map(open).collect::<Result<_>>()?
             }

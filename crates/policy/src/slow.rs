@@ -93,8 +93,8 @@ struct Device {
     judged: (u64, u64),
     /// How often the others were better meanwhile.
     better: u32,
-    /// When another was slow beside it.
-    ahead_at: Option<u64>,
+    /// When another was slow beside it, to read and to write.
+    ahead_at: (Option<u64>, Option<u64>),
     /// Until when it is not called slow, and how long that was last.
     trusted_to: u64,
     trust_ns: u64,
@@ -111,7 +111,7 @@ impl Default for Device {
             alone_ns: ALONE_NS,
             judged: (0, 0),
             better: 0,
-            ahead_at: None,
+            ahead_at: (None, None),
             trusted_to: 0,
             trust_ns: 0,
         }
@@ -191,7 +191,10 @@ impl Slow {
             })
             .collect();
         let mut changed = false;
-        for n in 0..new.len() {
+        // The worst first: one may be behind with reads, the other with writes, and only one of them can do without the other.
+        let mut order: Vec<usize> = (0..new.len()).collect();
+        order.sort_by_key(|n| std::cmp::Reverse(self.cost(*n, now)));
+        for n in order {
             changed |= match self.is_slow(n) && self.was_loaded(n, &new, now) {
                 true => self.trust(n, now),
                 false => self.judge(n, new[n].0, new[n].1, now),
@@ -213,17 +216,20 @@ impl Slow {
             return false;
         };
         let of = [(d.judged.0, reads), (d.judged.1, writes)];
-        let mut of = of.into_iter().filter(|(judged, _)| *judged > 0);
-        let known = of.clone().any(|(_, best)| best.is_some());
-        let loaded = |(judged, best): (u64, Option<u64>)| {
-            best.is_some_and(|best| best.saturating_mul(LOADED) >= judged)
-        };
-        if of.any(loaded) {
+        let known: Vec<(u64, u64)> = of
+            .into_iter()
+            .filter_map(|(judged, best)| Some((judged, best?)))
+            .filter(|(judged, _)| *judged > 0)
+            .collect();
+        if known.is_empty() {
+            return false;
+        }
+        // In all that it was judged by: slow to write is slow, however it reads.
+        let loaded = |(judged, best): &(u64, u64)| best.saturating_mul(LOADED) >= *judged;
+        if known.iter().all(loaded) {
             return true;
         }
-        if known {
-            d.better = d.better.saturating_add(1);
-        }
+        d.better = d.better.saturating_add(1);
         false
     }
 
@@ -257,8 +263,11 @@ impl Slow {
         let is_ahead = |new: bool, mean: &Mean, worst: u64| {
             new && worst > QUICK_NS && worst >= mean.ns.saturating_mul(SLOW)
         };
-        if is_ahead(reads, &d.reads, worst.0) || is_ahead(writes, &d.writes, worst.1) {
-            d.ahead_at = Some(now);
+        if is_ahead(reads, &d.reads, worst.0) {
+            d.ahead_at.0 = Some(now);
+        }
+        if is_ahead(writes, &d.writes, worst.1) {
+            d.ahead_at.1 = Some(now);
         }
         let times = if d.slow { FAIR } else { SLOW };
         let is_bad = |new: bool, mean: &Mean, best: Option<u64>| {
@@ -269,6 +278,9 @@ impl Slow {
             is_bad(reads, &d.reads, best.0),
             is_bad(writes, &d.writes, best.1),
         );
+        let is_even = |at: Option<u64>| at.is_some_and(|at| now.saturating_sub(at) < EVEN_NS);
+        // What one kind of operation says is no excuse for the other.
+        let uneven = by.0 && !is_even(d.ahead_at.0) || by.1 && !is_even(d.ahead_at.1);
         let bad = by.0 || by.1;
         if reads || writes {
             d.bad = if bad { d.bad.saturating_add(1) } else { 0 };
@@ -282,8 +294,7 @@ impl Slow {
             d.again_at = now;
             return true;
         }
-        let is_even = |at: u64| now.saturating_sub(at) < EVEN_NS;
-        if d.bad < BAD_MIN || now < d.trusted_to || d.ahead_at.is_some_and(is_even) {
+        if d.bad < BAD_MIN || now < d.trusted_to || !uneven {
             return false;
         }
         // It was tried, and is as slow as it was; or it has done well for long since.
@@ -293,7 +304,7 @@ impl Slow {
             false => ALONE_NS,
         };
         (d.slow, d.bad, d.better) = (true, 0, 0);
-        d.ahead_at = None;
+        d.ahead_at = (None, None);
         let judged = |by: bool, mean: &Mean| if by { mean.ns } else { 0 };
         d.judged = (judged(by.0, &d.reads), judged(by.1, &d.writes));
         d.again_at = now + d.alone_ns;
@@ -429,6 +440,16 @@ mod tests {
         // How it reads says nothing of one that was slow to write.
         assert!(!bench.round([(100, 19 * MS), (0, 0)], none));
         assert!(bench.slow.is_slow(1));
+    }
+
+    /// The other has the queue of reads, and writes fifty times as fast.
+    #[test]
+    fn that_another_reads_slowly_is_no_excuse_for_slow_writes() {
+        let mut bench = Bench::new();
+        let reads = [(100, 2 * MS), (100, 400_000)];
+        let waited = bench.until_change(reads, [(100, 400_000), (100, 20 * MS)]);
+        assert_eq!(waited, u64::from(BAD_MIN) * 100 * MS);
+        assert!(bench.slow.is_slow(1) && !bench.slow.is_slow(0));
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 34] = [
+pub const RARE: [(&str, &str); 35] = [
     (
         "an operation that hangs is answered for, and goes on",
         "only in the profile `overdue`, which is not among those that the seed chooses",
@@ -234,6 +234,10 @@ pub const RARE: [(&str, &str); 34] = [
     (
         "a crash while an area is set aside or given back",
         "only worlds of the profile areas do, which have runs of their own",
+    ),
+    (
+        "and lets go of what is cached of a disk whose origin fails",
+        "only worlds of the profiles with several devices that fail do, which have runs of their own",
     ),
     (
         "a pool is closed to go on without a device that failed",

@@ -21,6 +21,18 @@ pub struct Wish {
     pub zeros: bool,
 }
 
+impl Wish {
+    /// What was written is to be durable.
+    pub fn flush() -> Wish {
+        Wish {
+            op: ReqOp::Flush,
+            offset: 0,
+            len: 0,
+            zeros: false,
+        }
+    }
+}
+
 /// What is asked to be cached at once.
 const FILL_BYTES: u64 = 128 * 4096;
 

@@ -77,6 +77,29 @@ fn a_descriptor_that_rotted_in_one_half_does_not_end_the_log() {
     rots(1, true);
 }
 
+/// Of a half that is not there nothing is known: not that it holds zeros. What was written last, promised to nobody and torn in the
+/// half that is left, is as if it had not been written.
+#[test]
+fn what_is_torn_is_no_block_of_zeros_because_the_other_half_is_gone() {
+    for once in [false, true] {
+        let mut j = Judged::twice(vec![disk(1)], once);
+        j.write_fua(1, 4, FIRST).expect("written");
+        j.settle();
+        j.write_fua(1, 4, 0).expect("written");
+        let at = place(&mut j, 0, FIRST).expect("it is there");
+        // A batch is a descriptor and its one block.
+        assert_eq!(
+            half(&mut j, 0).visible_block(at + 2)[..],
+            [0; BLOCK as usize]
+        );
+        half(&mut j, 0).rot(at + 2);
+        half(&mut j, 1).kill();
+        j.crash();
+        assert_eq!(j.lost(1), [], "once {once}");
+        assert_eq!(j.read(1, 4), Ok(FIRST), "once {once}");
+    }
+}
+
 #[cfg(feature = "mutations")]
 #[test]
 fn a_start_that_goes_by_one_half_is_caught() {

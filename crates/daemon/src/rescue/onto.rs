@@ -4,6 +4,7 @@
 //! destroy that. And the legs of a mirror have to stay the same: with one of them written, reads of the disk would
 //! change their mind, and after a stop in order the next start would take that leg for spoilt and copy another one over it.
 
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use hearth_format::DiskRecord;
@@ -46,8 +47,16 @@ fn listed<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
     names.join(" and ")
 }
 
-/// Refuses what would make a mess of it. `force`: although the legs of a mirror would differ.
-pub(super) fn check(record: &DiskRecord, onto: &[PathBuf], force: bool) -> Result<()> {
+/// Could it be written, too?
+fn is_there(part: &Part) -> bool {
+    let path = part.path.as_ref();
+    path.is_some_and(|path| OpenOptions::new().write(true).open(path).is_ok())
+}
+
+/// Refuses what would make a mess of it. `force`: although the legs of a mirror would differ, for one is dead or is not
+/// to be had here; what has to be said of that then. It is asked for also where an origin may be newer, so a leg that could be written is not
+/// left out for it.
+pub(super) fn check(record: &DiskRecord, onto: &[PathBuf], force: bool) -> Result<Option<String>> {
     let parts = parts(record);
     let is = |part: &Part, path: &Path| part.path.as_ref().is_some_and(|p| same(p, path));
     let named = |part: &&Part| onto.iter().any(|path| is(part, path));
@@ -64,11 +73,11 @@ pub(super) fn check(record: &DiskRecord, onto: &[PathBuf], force: bool) -> Resul
             "open it as a block device (`qemu-nbd --connect=/dev/nbd0 IMAGE`) and give that one to --onto",
         ));
     }
-    if parts.len() < 2 || force || !parts.iter().any(|part| named(&part)) {
-        return Ok(());
+    if parts.len() < 2 || !parts.iter().any(|part| named(&part)) {
+        return Ok(None);
     }
     let stale = listed(parts.iter().filter(|part| !part.current && named(part)));
-    if !stale.is_empty() {
+    if !stale.is_empty() && !force {
         return Err(Error::refused(
             format!(
                 "{stale} does not hold all of disk {}: it was out of the mirror, or was being copied to",
@@ -79,10 +88,17 @@ pub(super) fn check(record: &DiskRecord, onto: &[PathBuf], force: bool) -> Resul
     }
     let lacking = || parts.iter().filter(|part| part.current && !named(part));
     if lacking().next().is_none() {
-        return Ok(());
+        return Ok(None);
+    }
+    if force && !lacking().any(is_there) {
+        return Ok(Some(format!(
+            "{} holds disk {} as well, and was not written: remove the disk before it is used, and add it anew with the leg that was written first",
+            listed(lacking()),
+            record.name
+        )));
     }
     let remedy = match lacking().all(|part| part.spec.path().is_some()) {
-        true => "name every leg, each with --onto",
+        true => "name every leg, each with --onto; --force leaves out one that is dead",
         false => {
             "add --force to write this one alone; then remove the disk before it is used, and add it anew with this leg first"
         }
@@ -145,7 +161,8 @@ mod tests {
                 why.contains("not be the same") && why.contains("--onto"),
                 "{why}"
             );
-            assert_eq!(check(&mirror, &[one.into()], true), Ok(()));
+            let said = check(&mirror, &[one.into()], true).expect("the other one is dead");
+            assert!(said.is_some_and(|said| said.contains("was not written")));
         }
         // One that does not hold the disk is copied to anyway.
         for state in [Behind, Out] {
@@ -160,6 +177,21 @@ mod tests {
             why.contains("nbd://there/b") && why.contains("--force"),
             "{why}"
         );
+    }
+
+    /// Force is asked for because of what the origin may hold, too.
+    #[test]
+    fn force_leaves_out_no_leg_that_could_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let legs = ["a", "b"].map(|name| dir.path().join(name));
+        legs.iter().for_each(|leg| std::fs::write(leg, "").unwrap());
+        let origin = format!("mirror:{}|{}", legs[0].display(), legs[1].display());
+        let mirror = disk(&origin, &[LegState::Current, LegState::Current]);
+        let why = check(&mirror, &legs[..1], true).expect_err("the other one is there");
+        assert!(why.to_string().contains("name every leg"), "{why}");
+        assert_eq!(check(&mirror, &legs, true), Ok(None));
+        std::fs::remove_file(&legs[1]).unwrap();
+        assert!(check(&mirror, &legs[..1], true).unwrap().is_some());
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub enum Hindrance {
     Dirty,
     /// An origin has not made durable what was written to it.
     Unflushed,
-    /// An origin has failed its last flush, and what is written there took the place of something dirty.
+    /// An origin has failed its last flush, and what is written there took the place of something dirty, or its guest does not know
+    /// yet that it may be lost.
     OriginFails,
 }
 
@@ -132,11 +133,12 @@ impl Engine {
 }
 
 impl Disk {
-    /// Its origin fails, and has not made durable what was written to it, but nothing dirty would be lost if it never did.
+    /// Its origin fails, and has not made durable what was written to it, but nothing dirty would be lost if it never did, and the guest
+    /// was told that its flush failed: a link to the origin's server forgets what it would have sent again.
     fn is_let_go(&self) -> bool {
         let sync = &self.origin.sync;
         let fails = self.attached && !sync.is_durable() && sync.error.is_some();
-        fails && sync.is_superseded_durably()
+        fails && sync.is_superseded_durably() && sync.is_guest_told()
     }
 }
 

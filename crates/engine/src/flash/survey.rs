@@ -12,6 +12,7 @@ use hearth_format::superblock::INCOMPAT_HEADS;
 use hearth_format::{BatchHeader, BatchMark, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 pub(crate) const BLOCK_BYTES: usize = BLOCK as usize;
@@ -206,7 +207,11 @@ impl<U: Users> FlashDevice<U> {
 
     /// The same from its batches.
     pub fn entries_of_batches(&self, bytes: &[u8], seq: u64, last: u64) -> Option<Vec<Entry>> {
-        let (mut batches, _) = self.walk_bytes(bytes, None, false);
+        let all = Half {
+            bytes,
+            unread: &BTreeSet::new(),
+        };
+        let (mut batches, _) = self.walk_bytes(all, None);
         batches.retain(|b| b.header.segment_seq == seq && b.header.batch_seq <= last);
         let all = batches.last().is_some_and(|b| b.header.batch_seq == last);
         all.then(|| batches.into_iter().flat_map(|b| b.entries).collect())
@@ -256,8 +261,12 @@ impl<U: Users> FlashDevice<U> {
     pub fn walk(&self, media: &mut dyn Media, seg: u32) -> (Vec<WalkedBatch>, u64) {
         let mut bytes = vec![0u8; self.log.data_blocks as usize * BLOCK_BYTES];
         let start = self.layout.segment_offset(seg);
-        let unread = read_what_can_be(media, start, &mut bytes) > 0;
-        let (batches, claimed) = self.walk_bytes(&bytes, None, unread);
+        let unread = read_what_can_be(media, start, &mut bytes);
+        let half = Half {
+            bytes: &bytes,
+            unread: &unread,
+        };
+        let (batches, claimed) = self.walk_bytes(half, None);
         let end = batches.iter().map(|b| 1 + b.rows).sum::<u32>();
         // Of a segment of which not even the beginning can be read nobody knows which life of it the other half has.
         let begun = end > 0 && self.devices.are_twice() && !self.faults.has(Fault::OneHalfWalked);
@@ -265,8 +274,12 @@ impl<U: Users> FlashDevice<U> {
             return (batches, claimed);
         }
         let mut other = vec![0u8; bytes.len()];
-        read_what_can_be(&mut media::OtherHalf(media), start, &mut other);
-        self.walk_bytes(&bytes, Some(&other), unread)
+        let unread = read_what_can_be(&mut media::OtherHalf(media), start, &mut other);
+        let other = Half {
+            bytes: &other,
+            unread: &unread,
+        };
+        self.walk_bytes(half, Some(other))
     }
 
     /// The batch whose descriptor this is, if it may stand there, behind `last`.
@@ -293,18 +306,10 @@ impl<U: Users> FlashDevice<U> {
         fits.then_some((header, entries))
     }
 
-    fn walk_bytes(
-        &self,
-        bytes: &[u8],
-        other: Option<&[u8]>,
-        unread: bool,
-    ) -> (Vec<WalkedBatch>, u64) {
+    fn walk_bytes(&self, here: Half<'_>, other: Option<Half<'_>>) -> (Vec<WalkedBatch>, u64) {
         let (data_blocks, half) = (self.log.data_blocks, self.log.half);
-        fn block_of(bytes: &[u8], at: u32) -> &[u8] {
-            &bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES]
-        }
-        let block = |at: u32| block_of(bytes, at);
-        let there = |at: u32| other.map(|other| block_of(other, at));
+        let block = |at: u32| here.or_zeros(at);
+        let there = |at: u32| other.and_then(|other| other.block(at));
         let mut batches: Vec<WalkedBatch> = Vec::new();
         let mut at = 0u32;
         while at < data_blocks {
@@ -329,7 +334,7 @@ impl<U: Users> FlashDevice<U> {
                     // The complement is that of a block which was lost before it was moved here.
                     crc == e.word || crc == !e.word
                 };
-                if is_it(block(row)) {
+                if here.block(row).is_some_and(is_it) {
                     continue;
                 }
                 match there(row).is_some_and(is_it) {
@@ -348,7 +353,9 @@ impl<U: Users> FlashDevice<U> {
             });
         }
         let mut claimed = 0;
-        if unread && let Some(last) = batches.last() {
+        if !here.unread.is_empty()
+            && let Some(last) = batches.last()
+        {
             for at in at..data_blocks {
                 let behind = BatchHeader::decode(block(at), &mut Vec::new());
                 let ours =
@@ -384,7 +391,7 @@ fn read_ends(
     ends.map(|(seg, ends)| {
         let (start, end) = ends.split_at_mut(BLOCK_BYTES);
         read_what_can_be(media, layout.summary_offset(seg), end);
-        read_what_can_be(media, layout.segment_offset(seg), start) > 0
+        !read_what_can_be(media, layout.segment_offset(seg), start).is_empty()
     })
     .collect()
 }
@@ -396,23 +403,42 @@ pub(crate) fn first_batch(content: &Content) -> u64 {
     }
 }
 
-/// Reads block by block if it cannot be done at once; what cannot be read is zeros. Returns how many
+/// A segment, as one half has it.
+#[derive(Clone, Copy)]
+struct Half<'a> {
+    bytes: &'a [u8],
+    /// Blocks that cannot be read.
+    unread: &'a BTreeSet<u32>,
+}
+
+impl<'a> Half<'a> {
+    /// What it has there. Zeros for what cannot be read would be taken for a block that is to hold zeros.
+    fn block(&self, at: u32) -> Option<&'a [u8]> {
+        (!self.unread.contains(&at)).then(|| self.or_zeros(at))
+    }
+
+    fn or_zeros(&self, at: u32) -> &'a [u8] {
+        &self.bytes[at as usize * BLOCK_BYTES..][..BLOCK_BYTES]
+    }
+}
+
+/// Reads block by block if it cannot be done at once; what cannot be read is zeros. Returns which
 /// blocks that are.
 ///
 /// What the log needs is told by its own numbers; a sector that went bad in a segment that was trimmed or in
 /// one clean block must not take all disks with it.
-fn read_what_can_be(media: &mut dyn Media, offset: u64, out: &mut [u8]) -> usize {
+fn read_what_can_be(media: &mut dyn Media, offset: u64, out: &mut [u8]) -> BTreeSet<u32> {
+    let mut unread = BTreeSet::new();
     if media.read_at(offset, out).is_ok() {
-        return 0;
+        return unread;
     }
-    let mut unread = 0;
-    for (at, block) in (offset..)
-        .step_by(BLOCK_BYTES)
-        .zip(out.chunks_mut(BLOCK_BYTES))
-    {
-        if media.read_at(at, block).is_err() {
+    for (row, block) in (0..).zip(out.chunks_mut(BLOCK_BYTES)) {
+        if media
+            .read_at(offset + u64::from(row) * BLOCK, block)
+            .is_err()
+        {
             block.fill(0);
-            unread += 1;
+            unread.insert(row);
         }
     }
     unread

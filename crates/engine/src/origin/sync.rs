@@ -40,6 +40,8 @@ pub(crate) struct OriginSync {
     durable: u64,
     /// `completed` when a client last wrote past the cache: what its flush must cover.
     guest: u64,
+    /// Up to which write a client was told that its flush failed: what becomes of those is no surprise to it.
+    told: u64,
     /// `completed` when the origin was last written without an intent (the cache was off, or an
     /// earlier run of the daemon did): until that is durable, nothing read from the origin may
     /// be cached, or a power cut could take it from the origin and leave it on flash.
@@ -131,6 +133,11 @@ impl OriginSync {
         self.durable >= self.unguarded
     }
 
+    /// True if clients know of all that they wrote past the cache that it is durable, or that it may be lost.
+    pub fn is_guest_told(&self) -> bool {
+        self.durable.max(self.told) >= self.guest
+    }
+
     /// True if everything that was written to the origin is durable there.
     pub fn is_durable(&self) -> bool {
         self.durable >= self.completed
@@ -186,6 +193,10 @@ impl OriginSync {
         if error.is_some() {
             self.not_before_ns = now + (BACKOFF_NS << self.failures.min(BACKOFF_DOUBLINGS));
             self.failures += 1;
+            let of_clients = self.waiters.iter();
+            let of_clients = of_clients.filter(|(_, who)| matches!(who, SyncWaiter::Request(_)));
+            let told = of_clients.map(|(target, _)| *target).max();
+            self.told = self.told.max(told.unwrap_or(0));
             return self.take_waiters();
         }
         self.failures = 0;
@@ -226,6 +237,22 @@ mod tests {
     }
 
     #[test]
+    fn a_client_is_told_by_a_flush_of_its_own_that_fails() {
+        let mut sync = OriginSync::default();
+        let write = sync.wrote(false);
+        assert_eq!(sync.wait(write, SyncWaiter::Nobody), Wait::Begun);
+        let covers = sync.begin_flush().expect("none is under way");
+        sync.end_flush(covers, Some(IoError::Os(5)), 1);
+        assert!(!sync.is_guest_told(), "nobody asked");
+        assert_eq!(sync.wait(write, request(1)), Wait::Begun);
+        let covers = sync.begin_flush().expect("none is under way");
+        sync.end_flush(covers, Some(IoError::Os(5)), 2);
+        assert!(sync.is_guest_told() && !sync.is_durable());
+        sync.wrote(true);
+        assert!(!sync.is_guest_told(), "not of what came later");
+    }
+
+    #[test]
     fn after_an_error_nothing_is_durable_and_the_next_try_waits_longer_each_time() {
         let mut sync = OriginSync::default();
         let written = sync.wrote(true);
@@ -245,6 +272,7 @@ mod tests {
         sync.begin_flush();
         sync.end_flush(written, None, 0);
         assert!(sync.is_durable() && sync.error.is_none());
+        assert!(sync.is_guest_told());
     }
 
     #[test]

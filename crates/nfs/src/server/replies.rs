@@ -198,7 +198,10 @@ impl Replies {
                 Some(Entry::Ended(_)) | None => false,
             };
             let in_time = at.saturating_duration_since(other.told) <= AGAIN_WITHIN || hangs();
-            let touched = other.about.is_some() && slip.about.contains(&other.about);
+            // A write may well come beside it, and comes again itself.
+            let other_change = slip.content.procedure != Procedure::Write;
+            let touched =
+                other_change && other.about.is_some() && slip.about.contains(&other.about);
             *content == slip.content || (in_time && !touched)
         });
         if let Some(first) = client.abandoned.get_mut(&slip.content) {

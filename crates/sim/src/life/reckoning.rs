@@ -136,15 +136,7 @@ impl World<'_> {
 
     pub(super) fn drain_and_compare(&mut self) -> Outcome {
         for index in 0..self.disks.len() {
-            self.submit(
-                index,
-                Wish {
-                    op: ReqOp::Flush,
-                    offset: 0,
-                    len: 0,
-                    zeros: false,
-                },
-            )?;
+            self.submit(index, Wish::flush())?;
             self.subject()?.drain(self.disks[index].config.id, true)?;
         }
         self.settle("the last flush", |w| w.open_requests() == 0)?;

@@ -7,6 +7,7 @@
 use crate::model::End;
 use crate::paths::Event;
 use crate::prng::Prng;
+use crate::workload::Wish;
 use crate::world::{World, trace};
 
 /// Steps that what is dirty may take to reach its origins.
@@ -78,6 +79,10 @@ impl World<'_> {
         self.hurt(false)?;
         if let Some(index) = away {
             self.disks[index].origin.refuse_flushes();
+            if self.disks[index].attached() {
+                // Its guest is told so.
+                self.submit(index, Wish::flush())?;
+            }
         }
         for index in 0..self.disks.len() {
             if self.disks[index].attached() {
