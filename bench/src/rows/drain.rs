@@ -180,8 +180,10 @@ pub fn replaced(args: &Args) -> Result<Outcome> {
     if let Some(missing) = devices::no_limits() {
         return without(missing);
     }
-    let size = (args.disk / 4).max(64 << 20);
-    let device = |name: &str| fixture::file(&args.dir, name, size + SLACK);
+    // Half of a device: of more, some would be written back meanwhile.
+    let size = (args.disk / 8).max(64 << 20);
+    let bytes = 2 * size + SLACK;
+    let device = |name: &str| fixture::file(&args.dir, name, bytes);
     let files = [device("flash-a.img")?, device("flash-b.img")?];
     let origin = fixture::file(&args.dir, "replaced-origin.img", size)?;
     let limited = Limited::new("replaced", &files, RATE)?;
@@ -196,7 +198,7 @@ pub fn replaced(args: &Args) -> Result<Outcome> {
         everything_is_dirty(&hearth, size, round)?;
         let begun = Instant::now();
         hearth.ok(&["pool", "replace-flash", old, new, "--force"])?;
-        let speed = (size + SLACK) as f64 / begun.elapsed().as_secs_f64();
+        let speed = bytes as f64 / begun.elapsed().as_secs_f64();
         shares.push(speed / RATE as f64);
         speeds.push(speed / 1e6);
     }
@@ -219,7 +221,7 @@ pub fn replaced(args: &Args) -> Result<Outcome> {
     }
     outcome.notes.push(format!(
         "From the command to its answer, for a device of {} MiB. The kernel lets the daemon read {} MB/s and write as much of each of the two, which are loop devices over files.",
-        (size + SLACK) >> 20,
+        bytes >> 20,
         RATE / 1_000_000
     ));
     drop(limited);
