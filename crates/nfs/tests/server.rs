@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::{Client, Results, user};
+use common::{Client, Results, set_size, user};
 use hearth_nfs::access::{Access, Rights, Who};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
@@ -364,6 +364,25 @@ fn who_does_something_else_with_the_name_asks_for_something_new() -> Result<()> 
             false => told.is(Status::Exist)?,
         }
     }
+    Ok(())
+}
+
+/// Else a file that has grown meanwhile would be cut off once more.
+#[test]
+fn a_write_is_no_other_wish_than_the_size_that_was_set_before() -> Result<()> {
+    let stage = Stage::new(SHORT)?;
+    let mut client = stage.client()?;
+    let file = handle("at hand");
+    let begun = || stage.tree.begun("set at hand");
+    stage.tree.hold("at hand");
+    while begun() == 0 {
+        set_size(&mut client, &file, 3)?.is(Status::JukeBox)?;
+    }
+    client.call(&write(&file, b"data"))?.is(Status::JukeBox)?;
+    stage.tree.release("at hand");
+    stage.tree.wait(|s| s.ended == s.begun);
+    set_size(&mut client, &file, 3)?.ok()?;
+    ensure!(begun() == 1, "it is set again");
     Ok(())
 }
 
