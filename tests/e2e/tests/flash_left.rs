@@ -2,10 +2,12 @@
 //! itself, warm, and the client notices nothing.
 
 use anyhow::{Context, Result, ensure};
+use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
 use hearth_rig::load::{BLOCKS, Writer};
 use hearth_rig::nbd::Command;
 use hearth_rig::pattern::BLOCK;
+use hearth_rig::servers::Server;
 use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::fs::OpenOptions;
@@ -171,6 +173,81 @@ fn goes_on_warm_under_a_client() -> Result<()> {
     let mut client = hearth.connect("d")?;
     writer.check(&mut client)?;
     writer.check_stable(&mut client)
+}
+
+/// An origin that is away, perhaps for days, keeps no other disk without its cache. What was cached of its own disk is let go,
+/// for it has not made durable what was written to it last, and is as it should be when it comes back.
+#[test]
+fn goes_on_while_an_origin_is_away() -> Result<()> {
+    if !have("an origin that is away", &["nbdkit"]) {
+        return Ok(());
+    }
+    let (hearth, second) = two()?;
+    warm(&hearth, "still")?;
+    let far = blank(&hearth, "far.img")?;
+    let socket = hearth.dir().join("far.sock");
+    let file = format!("file={}", path(&far));
+    let mut server = Server::start("nbdkit", &["-f", "-U", "{socket}", "file", &file], socket)?;
+    let more = [
+        "--mode",
+        "write-through",
+        "--origin-timeout",
+        "2",
+        "--sole-user",
+    ];
+    hearth.add("away", &server.uri(""), &more)?;
+    let origin = blank(&hearth, "o.img")?;
+    hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+    let mut away = hearth.connect("away")?;
+    let first = vec![1; BLOCK];
+    for at in 0..64 {
+        away.write(at * BLOCK as u64, &first)?;
+    }
+    away.flush()?;
+    // Answered, and not durable when the server dies.
+    let then = vec![2; BLOCK];
+    for at in 0..16 {
+        away.write(at * BLOCK as u64, &then)?;
+    }
+    server.kill9()?;
+    ensure!(away.flush().is_err(), "its server is dead");
+
+    let mut client = hearth.connect("d")?;
+    let mut writer = Writer::new(8);
+    cut_short(&second)?;
+    // That disk's client would lose its connection. Nobody does that unasked.
+    wait::until("it says whom it waits for", LIMIT, || {
+        // What is written makes the file long again, if nobody has looked at it meanwhile.
+        cut_short(&second).ok()?;
+        let _ = writer.load(&mut client, BUSY, || Ok(()));
+        // Until it knows that, its disk would be worse off than after a power cut.
+        let told = away.flush().is_err();
+        let shown = hearth.ok(&["pool", "show"]).ok()?;
+        (told && shown.contains("away") && shown.contains("hearth pool remove-flash")).then_some(())
+    })
+    .with_context(|| format!("{:?}", hearth.ok(&["pool", "show"])))?;
+    ensure!(devices(&hearth)? == 2);
+    drop(away);
+    load_until_it_goes_on(&hearth, &mut writer, &mut client, &second)?;
+    is_warm(&hearth, "still")?;
+    writer.load(&mut client, BUSY, || Ok(()))?;
+    writer.check(&mut client)?;
+    server.up()?;
+    wait::until("its disk is served again", LIMIT, || {
+        let mut away = hearth.connect("away").ok()?;
+        away.flush().ok()
+    })
+    .with_context(|| hearth.log())?;
+    let mut away = hearth.connect("away")?;
+    for at in 0..64 {
+        let data = away.read(at * BLOCK as u64, BLOCK as u32)?;
+        // This server had handed on all that it answered.
+        ensure!(
+            data == if at < 16 { &then[..] } else { &first[..] },
+            "block {at}"
+        );
+    }
+    Ok(())
 }
 
 /// What is dirty and readable goes to the origins first. What was on the device that failed alone is lost, as ever: it is listed, and until

@@ -220,6 +220,13 @@ fn a_backup_takes_the_place_of_a_dead_disk() -> Result<()> {
     Ok(())
 }
 
+/// A blank device takes the place of the flash that is gone.
+fn adopt(hearth: &Hearth, flash: &Path, state: &Path) -> Result<String> {
+    let new = ["pool", "adopt-flash", "--flash", path(flash)];
+    let more = ["--size", "160M", "--state-dir", path(state)];
+    hearth.ok(&[new, more].concat())
+}
+
 /// The SSD is dying and can still be read: what is dirty is saved from it, then a new one takes its place.
 #[test]
 fn what_is_dirty_is_saved_from_the_old_flash_before_a_new_one_takes_its_place() -> Result<()> {
@@ -240,16 +247,7 @@ fn what_is_dirty_is_saved_from_the_old_flash_before_a_new_one_takes_its_place() 
         path(&origin),
     ])?;
     hearth.stop()?;
-    hearth.ok(&[
-        "pool",
-        "adopt-flash",
-        "--flash",
-        path(&flash),
-        "--size",
-        "160M",
-        "--state-dir",
-        path(&state),
-    ])?;
+    adopt(&hearth, &flash, &state)?;
     hearth.start()?;
     wait_state(&hearth, "d", "refused")?;
     hearth.ok(&["disk", "set", "d", "--trust", "origin"])?;
@@ -325,15 +323,7 @@ fn what_is_saved_goes_to_every_leg_of_a_mirror() -> Result<()> {
     hearth.ok(&both.iter().map(String::as_str).collect::<Vec<_>>())?;
     let [one, other] = [std::fs::read(&legs[0])?, std::fs::read(&legs[1])?];
     ensure!(one == other && one[8 * 4096] == 9 && one[4096] == 2);
-    let new = [
-        "pool",
-        "adopt-flash",
-        "--flash",
-        path(&flash),
-        "--size",
-        "160M",
-    ];
-    hearth.ok(&[&new[..], &["--state-dir", path(&state)]].concat())?;
+    adopt(&hearth, &flash, &state)?;
     hearth.start()?;
     hearth.ok(&["disk", "set", "d", "--trust", "origin"])?;
     wait_state(&hearth, "d", "attached")?;

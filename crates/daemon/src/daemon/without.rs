@@ -50,11 +50,13 @@ impl Daemon {
         self.flash.set_waits(waits);
     }
 
-    /// Are the servers of all origins there?
+    /// Are the servers of all origins there that have to make something durable first?
     fn origins_answer(&self) -> bool {
+        let waited_for = self.engine.unflushed();
         let disks = self.disks.lock();
         let links = disks
             .all()
+            .filter(|(id, _)| waited_for.contains(id))
             .filter_map(|(_, slot)| Some(slot.device()?.as_remote()?.link()));
         links
             .into_iter()

@@ -58,6 +58,18 @@ impl Core {
         gone.is_some()
     }
 
+    /// Nothing of a disk stays in the index, on stage or on record, dirty data included; what is lost or was refused stays listed.
+    pub fn drop_all_of(&mut self, disk: DiskId) {
+        let Some(d) = self.disk_mut(disk) else {
+            return;
+        };
+        d.origin.intents.clear();
+        let blocks = d.blocks.max(1 << 36);
+        self.forget_range(disk, 0, blocks);
+        self.stage_forget(disk, 0, u64::MAX);
+        self.change_zeros(disk, RunSet::clear);
+    }
+
     /// Takes every cached block of a range out of the index; true if there was one.
     pub fn forget_range(&mut self, disk: DiskId, start: u64, end: u64) -> bool {
         self.forget_copies(disk, start, end) > 0

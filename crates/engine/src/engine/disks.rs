@@ -1,7 +1,6 @@
 //! Disks come, change and go.
 
 use crate::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState};
-use crate::blocks::runset::RunSet;
 use crate::cache::index::Key;
 use crate::core::Core;
 use crate::disk::Disk;
@@ -142,18 +141,14 @@ impl Engine {
             core.publish(id);
             return Err(ControlError::Busy);
         }
-        let blocks = d.blocks.max(1 << 36);
         core.end_order(id);
-        core.forget_range(id, 0, blocks);
-        core.stage_forget(id, 0, u64::MAX);
-        core.change_zeros(id, RunSet::clear);
+        core.drop_all_of(id);
         if let Some(d) = core.disk_mut(id) {
             d.solid.clear();
             d.lost.clear();
             d.doubtful.clear();
             d.refused.clear();
             d.refusals.clear();
-            d.origin.intents.clear();
         }
         if !core.opts.faults.has(Fault::ForgetInHead) {
             core.flash.roll();

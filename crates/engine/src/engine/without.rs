@@ -1,6 +1,6 @@
 //! Going on without one of several flash devices that has failed. Why that may be is in [`crate::flash::without`].
 
-use crate::blocks::runset::RunSet;
+use crate::api::DiskId;
 use crate::core::{Core, EngineOptions};
 use crate::disk::Disk;
 use crate::engine::Engine;
@@ -56,6 +56,13 @@ impl Engine {
             kept_blocks: core.kept_without(device),
             hindrance: core.hindrance(),
         })
+    }
+
+    /// Disks whose origins have not made durable what was written to them, without those that would be let go: for these
+    /// [`Hindrance::Unflushed`] waits.
+    pub fn unflushed(&self) -> Vec<DiskId> {
+        let core = self.core();
+        core.unflushed().map(|d| d.cfg.id).collect()
     }
 
     /// Closes the pool so that it can go on without the device that failed. `media` asks nothing of that one. Needs
@@ -156,30 +163,27 @@ impl Core {
         if disks().any(|d| waits(d)) || self.flash.any_held() || !quiet {
             return Some(Hindrance::Dirty);
         }
-        let mut unflushed = disks()
-            .filter(|d| d.attached && !d.origin.sync.is_durable() && !d.is_let_go())
-            .map(|d| &d.origin.sync)
-            .peekable();
+        let mut unflushed = self.unflushed().peekable();
         unflushed.peek()?;
-        match unflushed.any(|sync| sync.error.is_some()) {
+        match unflushed.any(|d| d.origin.sync.error.is_some()) {
             true => Some(Hindrance::OriginFails),
             false => Some(Hindrance::Unflushed),
         }
+    }
+
+    fn unflushed(&self) -> impl Iterator<Item = &Disk> {
+        let disks = self.disks.iter().flatten().map(|d| &**d);
+        disks.filter(|d| d.attached && !d.origin.sync.is_durable() && !d.is_let_go())
     }
 
     /// Of disks whose origins fail nothing stays in the index: a checkpoint tells neither of open intents nor that an origin may
     /// lose what it has not made durable. Nobody else waits for such an origin, which may be away for days.
     fn let_go_of_unflushed(&mut self) {
         let all = self.disks.iter().flatten().filter(|d| d.is_let_go());
-        let all: Vec<_> = all.map(|d| (d.cfg.id, d.blocks.max(1 << 36))).collect();
-        for (id, blocks) in all {
+        let all: Vec<_> = all.map(|d| d.cfg.id).collect();
+        for id in all {
             took(Path::LetGoWithout);
-            self.forget_range(id, 0, blocks);
-            self.stage_forget(id, 0, u64::MAX);
-            self.change_zeros(id, RunSet::clear);
-            if let Some(d) = self.disk_mut(id) {
-                d.origin.intents.clear();
-            }
+            self.drop_all_of(id);
         }
     }
 
