@@ -86,8 +86,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::FlushForgetsOne
         | Fault::BelieveBelowFloor => "devices-fail",
         Fault::SecondHalfUnflushed | Fault::DirtyOnce => "twice-fail",
-        Fault::CleanDecides => "twice",
-        Fault::BelieveBehind | Fault::HalvesUnmended => "twice-replaced",
+        Fault::BelieveBehind | Fault::HalvesUnmended | Fault::CleanDecides => "twice-replaced",
         _ => "mixed",
     }
 }
