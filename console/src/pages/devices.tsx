@@ -102,7 +102,12 @@ function Flash({ pool, stats, again }: { pool: Pool; stats: Stats | null; again:
       ))}
       {of && (
         <Card title={devices.length > 1 ? "All flash together" : "What was written to flash"}>
-          {pool.dirty_copies === 2 && <p>Everything on flash is on two devices, as long as none is lost: either may die.</p>}
+          {pool.dirty_copies === 2 && (
+            <p>
+              {pool.clean_copies === 1 ? "What is dirty is on two devices, what is clean on one" : "Everything on flash is on two devices"}, as
+              long as none is lost: either may die.
+            </p>
+          )}
           <Tiles>
             <Tile label="For cached data" value={bytes(pool.capacity)} more={`${count(pool.segments)} segments of ${bytes(pool.segment_bytes)}`} />
             <Tile label="Reads take" value={micros(of.flash_read_us)} more="lately" />

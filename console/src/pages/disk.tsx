@@ -98,7 +98,9 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
         <p>
           {disk.order.in_order
             ? `With all flash lost, its origin would be the disk as after a power cut${disk.order.upto == null ? "" : ` at ${clock(disk.order.upto)}`}.`
-            : "Its origin is not in order yet: what was dirty when the disk became ordered has to be written back first."}{" "}
+            : disk.order.begins
+              ? "Its origin has everything; its order begins when flash has noted that, within seconds."
+              : "Its origin is not in order yet: what was dirty when the disk became ordered has to be written back first."}{" "}
           {disk.order.behind > 0 && `It is ${seconds(disk.order.behind)} behind.`} {disk.order.late && "Writes wait for it."}
         </p>
       )}

@@ -432,6 +432,43 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// What is always refused is not offered.
+    #[test]
+    fn files_of_a_datastore_have_no_ordered_mode() {
+        let set = |mode| {
+            parse(&format!(
+                "hearth datastore set vms --match *.raw --mode {mode}"
+            ))
+        };
+        for mode in ["write-back", "write-through", "write-around", "off"] {
+            assert!(set(mode).is_ok(), "{mode}");
+        }
+        let error = set("write-back-ordered").unwrap_err().to_string();
+        assert!(!error.contains("write-through, write-around, off, write-back-ordered"));
+        assert!(
+            error.contains("[possible values: write-back, write-through"),
+            "{error}"
+        );
+        assert!(parse("hearth disk set vm --mode write-back-ordered").is_ok());
+    }
+
+    /// `--dirty-copies` is of what is dirty alone, and a pool that is not served lets devices go, too.
+    #[test]
+    fn help_of_pools_says_what_is_so() {
+        let hearth = Cli::command();
+        let pool = hearth.find_subcommand("pool").expect("it is there");
+        let help = |name: &str| {
+            let command = pool.find_subcommand(name).expect("it is there");
+            let help = command.clone().render_help().to_string();
+            // However it was wrapped.
+            help.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let create = help("create");
+        assert!(!create.contains("devices everything is"), "{create}");
+        assert!(create.contains("devices dirty data is"), "{create}");
+        assert!(help("remove-flash").contains("of one that is not"));
+    }
+
     #[test]
     fn spelling_scripts_rely_on() {
         for line in [

@@ -333,6 +333,14 @@ fn state_text(d: &DiskInfo) -> String {
     }
 }
 
+/// What of a disk its origin does not have yet, if anybody knows.
+fn dirty_text(d: &DiskInfo) -> String {
+    match d.dirty_unknown {
+        true => "unknown".to_owned(),
+        false => human(d.dirty),
+    }
+}
+
 /// What is lost of a disk, and what to do.
 fn lost_text(d: &DiskInfo) -> String {
     format!(
@@ -362,7 +370,7 @@ fn list(global: &Global, client: &Client) -> Outcome {
             d.settings.mode.word().to_owned(),
             human(d.size),
             human(d.cached),
-            human(d.dirty),
+            dirty_text(d),
             d.connections.to_string(),
             match d.home {
                 DiskHome::Origin | DiskHome::Moving => plain(&d.origin),
@@ -480,7 +488,7 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
         );
     }
     line("cached", human(d.cached));
-    line("dirty", human(d.dirty));
+    line("dirty", dirty_text(d));
     line(
         "clients",
         match d.settings.clients {

@@ -224,12 +224,14 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     );
     line(
         "capacity",
-        format!(
-            "{} in {} segments of {}",
-            human(info.capacity),
-            info.segments,
-            human(info.segment_bytes)
-        ),
+        match info.segments {
+            0 => "none, as the flash is gone".to_owned(),
+            segments => format!(
+                "{} in {segments} segments of {}",
+                human(info.capacity),
+                human(info.segment_bytes)
+            ),
+        },
     );
     if info.dirty_copies > 1 {
         let lost = info.devices.iter().any(|device| device.lost);
@@ -237,7 +239,15 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     }
     if let (Some(cached), Some(dirty)) = (info.cached, info.dirty) {
         line("cached", human(cached));
-        line("dirty", human(dirty));
+        let unknown = info.disks.iter().filter(|d| d.dirty.is_none()).count();
+        line(
+            "dirty",
+            match unknown {
+                0 => human(dirty),
+                1 => format!("{}, and an unknown amount of 1 disk", human(dirty)),
+                n => format!("{}, and an unknown amount of {n} disks", human(dirty)),
+            },
+        );
         if info.promised_most > 0 {
             line(
                 "promised",
@@ -306,7 +316,7 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
             d.mode.word().to_owned(),
             human(d.size),
             known(d.cached),
-            known(d.dirty),
+            d.dirty.map_or("unknown".to_owned(), human),
             format!("{}{missing}", plain(&d.origin)),
         ]);
     }

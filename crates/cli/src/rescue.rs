@@ -78,11 +78,12 @@ fn list(global: &Global, rescue: &Rescue) -> Outcome {
         } else {
             ""
         };
+        let origin = disk.file.as_ref().or(disk.lost.as_ref());
         table.row([
-            plain(&disk.disk),
+            plain(disk.path.as_ref().unwrap_or(&disk.disk)),
             human(disk.size),
             human(disk.dirty),
-            format!("{}{left}", plain(&disk.origin)),
+            format!("{}{left}", plain(origin.unwrap_or(&disk.origin))),
         ]);
     }
     print!("{}", table.render());

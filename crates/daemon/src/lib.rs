@@ -21,6 +21,7 @@ mod gate;
 mod grounds;
 pub mod host;
 pub mod inspect;
+mod keys;
 mod life;
 pub mod memory;
 mod mirror;

@@ -4,6 +4,7 @@
 //! in which regions they may differ. Either of the two devices may die, or come back older than it was: whichever
 //! says more counts. So a change of the legs is stored in both, and in one of them if the other cannot be.
 
+mod blank;
 mod habits;
 pub(crate) mod news;
 
@@ -28,10 +29,11 @@ use hearth_origin::{Backing, How};
 use crate::error::{Error, Kind, Result};
 use crate::pool::Pool;
 
+use blank::check_blank;
+pub(crate) use blank::check_unused;
+
 /// Longest wait for a leg when a mirror is opened; one that is slower is taken back later.
 const LEG_TIME: Duration = Duration::from_secs(10);
-/// Bytes at either end of a leg that have to be blank before all of it is overwritten.
-const BLANK: u64 = 64 << 10;
 
 /// What a new mirror starts from: the first leg's content counts.
 pub(crate) fn new_stamps(legs: usize) -> MirrorStamps {
@@ -236,29 +238,6 @@ fn open_legs(
     all
 }
 
-/// Refuses to overwrite a leg that holds something else.
-fn check_blank(name: &str, leg: &Device, first: &Device) -> Result<()> {
-    let size = first.size();
-    let failed = |e: io::Error| {
-        Error::unavailable(format!("the leg {name} cannot be read: {e}"), "replace it")
-    };
-    for at in [0, size.saturating_sub(BLANK)] {
-        let mut here = vec![0; BLANK.min(size) as usize];
-        let mut there = here.clone();
-        leg.read_at(at, &mut here).map_err(failed)?;
-        first.read_at(at, &mut there).map_err(failed)?;
-        if here != there && here.iter().any(|b| *b != 0) {
-            return Err(Error::refused(
-                format!(
-                    "{name} holds something, and all of it would be overwritten with the first leg's content"
-                ),
-                "name the leg first that holds the disk; if nothing on this one is needed, clear its first and last 64 KiB, for instance with `wipefs -a` or `dd`",
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// What a mirror is opened with.
 pub(crate) struct Parts<'a> {
     pub(crate) images: &'a Path,
@@ -445,23 +424,6 @@ pub(crate) fn open_leg(leg: &OriginSpec, record: &DiskRecord, images: &Path) -> 
         ));
     }
     Ok(device)
-}
-
-/// Refuses to overwrite a new leg that holds something.
-pub(crate) fn check_unused(name: &str, leg: &Device, size: u64) -> Result<()> {
-    for at in [0, size.saturating_sub(BLANK)] {
-        let mut here = vec![0; BLANK.min(size) as usize];
-        leg.read_at(at, &mut here).map_err(|e| {
-            Error::unavailable(format!("the leg {name} cannot be read: {e}"), "replace it")
-        })?;
-        if here.iter().any(|b| *b != 0) {
-            return Err(Error::refused(
-                format!("{name} holds something, and all of it would be overwritten"),
-                "if nothing on it is needed, clear its first and last 64 KiB, for instance with `wipefs -a` or `dd`",
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// A leg that nobody has copied anything to.

@@ -9,23 +9,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearth_engine::api::{DiskId, Home};
-use hearth_engine::{Engine, EngineOptions, KnownDisk, Owed};
-use hearth_format::superblock::{INCOMPAT_HEADS, INCOMPAT_MAP};
+use hearth_engine::{Engine, KnownDisk, Owed};
 use hearth_format::{DiskRecord, FormatError, Places, Registry, Superblock};
 use hearth_io::checksum::crc32c;
-use hearth_io::file::sync_names;
 use hearth_io::{BLOCK, BlockFile, Buf, Device, Media, OpenMode};
 use serde::Serialize;
 
 use crate::beside::Beside;
 use crate::error::{Error, Kind, Result};
 use crate::inspect::Unwritten;
-use crate::memory;
 use crate::pool::devices::{self, FlashDevices};
-use crate::pool::{format_error, layout, opening};
+use crate::pool::{format_error, opening};
 use crate::size::human;
 
+mod files;
+mod log;
 mod onto;
+mod target;
+
+use files::Spot;
+use log::{check_memory, concluded, read_log};
+use target::Target;
 
 /// Blocks that are asked for at once.
 const BLOCKS_MAX: usize = 4096;
@@ -47,6 +51,15 @@ pub struct Rescue {
 pub struct Found {
     /// Its name.
     pub disk: String,
+    /// Of a file of a datastore, its path there: `vms/a.img`. It is named by that, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Of such a file, where it is; in both directories, if the datastore has two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Of such a file, why that is not known. Its size then is a guess.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
     /// Its origin's name.
     pub origin: String,
     /// Its size in bytes.
@@ -225,20 +238,96 @@ impl Rescue {
         &self.doubts
     }
 
-    /// Its disks.
+    /// Its disks. Files of datastores are looked for.
     pub fn disks(&self) -> Vec<Found> {
+        let spots = files::find(&self.registry, &|_| true);
         let disks = self.registry.disks.iter();
-        let found = disks.map(|record| Found {
-            disk: record.name.clone(),
-            origin: record.origin.clone(),
-            size: record.size,
-            dirty: self
-                .engine
-                .status(record.id)
-                .map_or(0, |status| status.owed_bytes()),
-            left: self.left.contains(&record.id),
+        let found = disks.map(|record| {
+            let spot = spots.get(&record.id);
+            Found {
+                disk: record.name.clone(),
+                path: spot.and_then(|spot| spot.path.clone()),
+                file: spot.and_then(Spot::shown),
+                lost: spot.and_then(Spot::lost),
+                origin: record.origin.clone(),
+                size: spot.map_or(record.size, |spot| self.size_of(record, spot)),
+                dirty: self.owed(record.id),
+                left: self.left.contains(&record.id),
+            }
         });
         found.collect()
+    }
+
+    fn owed(&self, disk: DiskId) -> u64 {
+        let status = self.engine.status(disk);
+        status.map_or(0, |status| status.owed_bytes())
+    }
+
+    /// Bytes of a file of a datastore. The record's are none of its own, but room for it to grow; of one that is not found,
+    /// as many as are known of.
+    fn size_of(&self, record: &DiskRecord, spot: &Spot) -> u64 {
+        spot.size.unwrap_or_else(|| {
+            let left = record.origin_identity.map_or(0, |left| left.size);
+            let (mut from, mut end) = (0, 0);
+            loop {
+                let blocks = self.engine.owed(record.id, from, BLOCKS_MAX);
+                let Some((last, _)) = blocks.last() else {
+                    break left.max(end);
+                };
+                from = last + 1;
+                let data = blocks.iter().rfind(|(_, place)| *place != Owed::Zeros);
+                end = data.map_or(end, |(block, _)| (block + 1) * BLOCK);
+            }
+        })
+    }
+
+    /// The disk of this name, or of the file with this path in its datastore.
+    fn named(&self, disk: &str) -> Result<&DiskRecord> {
+        let by_path = || files::by_path(&self.registry, disk);
+        let mut disks = self.registry.disks.iter();
+        let record = disks.find(|record| record.name == disk);
+        let record = record.or_else(|| {
+            let id = by_path()?;
+            self.registry.disks.iter().find(|record| record.id == id)
+        });
+        record.map(|record| &**record).ok_or_else(|| {
+            Error::new(
+                Kind::NotFound,
+                format!("there is no disk {disk} on this flash, nor anything of a file of that path in a datastore"),
+                "run `hearth rescue` without --disk for those there are",
+            )
+        })
+    }
+
+    /// Opens what a disk is written to. What there is to doubt is added.
+    fn targets(
+        &self,
+        record: &DiskRecord,
+        (name, spot): (&str, Option<&Spot>),
+        to: &To,
+        force: bool,
+        doubts: &mut Vec<String>,
+    ) -> Result<Vec<Target>> {
+        match (to, spot) {
+            (To::File(path), None) => Ok(vec![Target::make(path, record.size)?]),
+            (To::File(path), Some(spot)) => {
+                if let Some(lost) = spot.lost() {
+                    doubts.push(format!(
+                        "the file of disk {name} is {lost}: how long it is, is not known, and what is written may end too early or too late"
+                    ));
+                }
+                Ok(vec![Target::make(path, self.size_of(record, spot))?])
+            }
+            (To::Onto(paths), None) => {
+                doubts.extend(onto::check(record, paths, force)?);
+                let open = |path: &PathBuf| Target::over(path, name, record.size);
+                paths.iter().map(open).collect()
+            }
+            (To::Onto(paths), Some(spot)) => {
+                doubts.extend(spot.check(record, name, paths, force)?);
+                paths.iter().map(|path| Target::as_it_is(path)).collect()
+            }
+        }
     }
 
     /// Writes what is dirty of a disk. `force`: although the origin may be newer. `progress` is told how many bytes of how
@@ -250,13 +339,17 @@ impl Rescue {
         force: bool,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Report> {
-        let mut disks = self.registry.disks.iter();
-        let record = disks.find(|record| record.name == disk);
-        let record = record.ok_or_else(|| Error::no_disk(disk))?;
+        let record = self.named(disk)?;
+        let spot = record.is_file().then(|| {
+            let spot = files::find(&self.registry, &|other| other.id == record.id);
+            spot.into_values().next().unwrap_or_default()
+        });
+        let path = spot.as_ref().and_then(|spot| spot.path.as_deref());
+        let name = path.unwrap_or(&record.name);
         let mut doubts = self.doubts.clone();
         if self.left.contains(&record.id) {
             let left = format!(
-                "disk {disk} was, or may have been, served without this flash: its origin may be newer than what is here"
+                "disk {name} was, or may have been, served without this flash: its origin may be newer than what is here"
             );
             if matches!(to, To::Onto(_)) && !force {
                 return Err(Error::refused(
@@ -266,28 +359,18 @@ impl Rescue {
             }
             doubts.push(left);
         }
-        let targets = match to {
-            To::File(path) => vec![Target::make(path, record)?],
-            To::Onto(paths) => {
-                doubts.extend(onto::check(record, paths, force)?);
-                let open = |path: &PathBuf| Target::open(path, record, false);
-                paths.iter().map(open).collect::<Result<_>>()?
-            }
-        };
+        let targets = self.targets(record, (name, spot.as_ref()), to, force, &mut doubts)?;
         let names = targets
             .iter()
             .map(|target| target.path.display().to_string());
         let mut report = Report {
-            disk: disk.to_owned(),
+            disk: name.to_owned(),
             to: names.collect::<Vec<_>>().join(" and "),
             doubts,
             ..Report::default()
         };
-        let total = self
-            .engine
-            .status(record.id)
-            .map_or(0, |status| status.owed_bytes());
-        let written = self.write_blocks(record, &targets, total, &mut report, progress);
+        let total = self.owed(record.id);
+        let written = self.write_blocks(record.id, &targets, total, &mut report, progress);
         if let (Err(_), To::File(path)) = (&written, to) {
             // Half of it would be taken for all of it.
             let _ = std::fs::remove_file(path);
@@ -297,7 +380,7 @@ impl Rescue {
 
     fn write_blocks(
         &self,
-        record: &DiskRecord,
+        disk: DiskId,
         targets: &[Target],
         total: u64,
         report: &mut Report,
@@ -305,16 +388,24 @@ impl Rescue {
     ) -> Result<()> {
         let mut buf = Buf::zeroed(BLOCK as usize).all();
         let mut flash = self.flash.joined();
-        let (mut from, mut done) = (0, 0);
+        // A disk ends where its origin does, and so does a file, whatever may be cached behind.
+        let end = targets.iter().map(Target::end).max().unwrap_or(0);
+        let (mut from, mut done, mut behind) = (0, 0, 0);
         loop {
-            let blocks = self.engine.owed(record.id, from, BLOCKS_MAX);
+            let blocks = self.engine.owed(disk, from, BLOCKS_MAX);
             let Some((last, _)) = blocks.last() else {
                 break;
             };
             from = last + 1;
             for (block, place) in blocks {
                 let offset = block * BLOCK;
-                let len = BLOCK.min(record.size.saturating_sub(offset));
+                let len = BLOCK.min(end.saturating_sub(offset));
+                if len == 0 {
+                    done += BLOCK;
+                    // Nothing but zeros is there that would be shown if the file grew.
+                    behind += if place == Owed::Zeros { 0 } else { BLOCK };
+                    continue;
+                }
                 let trusted = match place {
                     Owed::Zeros => {
                         buf.bytes_mut().fill(0);
@@ -350,159 +441,12 @@ impl Rescue {
                 ));
             }
         }
+        if behind > 0 {
+            report.doubts.push(format!(
+                "{} lie behind the end of the file and were not written: a power cut leaves them of writes of which no client was told that they are durable; if somebody has cut the file since, they are of what was cut off",
+                human(behind)
+            ));
+        }
         targets.iter().try_for_each(Target::finish)
-    }
-}
-
-/// What the engine makes of the log. Damage is a doubt, not an end.
-fn read_log(
-    flash: &Path,
-    device: &FlashDevices,
-    superblock: &Superblock,
-    known: &[KnownDisk],
-    doubts: &mut Vec<String>,
-) -> Result<Engine> {
-    let open = |accept_damage| {
-        let options = EngineOptions {
-            accept_damage,
-            ram_stage: Some(0),
-            prefetch: false,
-            trim: false,
-            ..EngineOptions::default()
-        };
-        let mut media = Unwritten::over(device);
-        // As it is, or as it was concluded.
-        let mut stored = superblock.clone();
-        stored
-            .store(&mut media)
-            .map_err(hearth_engine::OpenError::Format)?;
-        Engine::open(&mut media, options, known)
-    };
-    let opened = match open(false) {
-        Ok(opened) => Ok(opened),
-        Err(e) => {
-            doubts.push(format!(
-                "the log is damaged ({e}): of any disk, what was written last may be missing, and what is here in its place older; which blocks these are cannot be known"
-            ));
-            open(true)
-        }
-    };
-    let (engine, report) =
-        opened.map_err(|e| Error::of(Kind::Unavailable, e.fault().within(flash.display())))?;
-    if report.discarded > 0 {
-        doubts.push(format!(
-            "the end of the log is not whole, as after a power cut: {} batches written last do not count; a guest was told of none of them that they are durable, unless the device has lost what it had made durable",
-            report.discarded
-        ));
-    }
-    Ok(engine)
-}
-
-/// The superblock of a pool that has lost both of its own.
-fn concluded(flash: &Path, size: u64, beside: &Beside) -> Result<Superblock> {
-    let notes = beside.notes();
-    if notes.flash.contains('\n') {
-        return Err(Error::refused(
-            format!(
-                "the superblocks of {} cannot be read, and its pool has several devices ({}): what lies where is not known",
-                flash.display(),
-                crate::beside::listed(&notes.flash)
-            ),
-            "put a copy of the device in its place whose superblock can be read",
-        ));
-    }
-    let mut superblock = Superblock::new(
-        layout(flash, size)?,
-        notes.pool,
-        notes.device,
-        &notes.label,
-        notes.device_created,
-    );
-    superblock.generation = notes.opened;
-    // A log of one head reads the same by the rules of two, but for batches that failed in its last run.
-    superblock.incompat = INCOMPAT_MAP | INCOMPAT_HEADS;
-    Ok(superblock)
-}
-
-fn check_memory(superblock: &Superblock) -> Result<()> {
-    let need = Engine::footprint(superblock.layout.slots(), Some(0));
-    match memory::available().filter(|free| need > *free) {
-        None => Ok(()),
-        Some(free) => Err(Error::unavailable(
-            format!(
-                "reading the log needs {} of RAM, and {} are free",
-                human(need),
-                human(free)
-            ),
-            "end other programs, or do it on a larger machine",
-        )),
-    }
-}
-
-/// Where blocks go.
-struct Target {
-    path: PathBuf,
-    file: BlockFile,
-    new: bool,
-}
-
-impl Target {
-    /// A new file.
-    fn make(path: &Path, record: &DiskRecord) -> Result<Target> {
-        let made = std::fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(path)
-            .and_then(|file| file.set_len(record.size));
-        made.map_err(|e| {
-            Error::unavailable(
-                format!("cannot make {}: {e}", path.display()),
-                "give the name of a file that is not there, where there is room",
-            )
-        })?;
-        Target::open(path, record, true)
-    }
-
-    fn open(path: &Path, record: &DiskRecord, new: bool) -> Result<Target> {
-        // Somebody else who uses it is noticed here.
-        let file = BlockFile::open(path, OpenMode::default()).map_err(|e| opening(path, e))?;
-        if file.size() < record.size {
-            return Err(Error::refused(
-                format!(
-                    "{} has {} bytes, and disk {} has {}",
-                    path.display(),
-                    file.size(),
-                    record.name,
-                    record.size
-                ),
-                "give what holds all of the disk's origin",
-            ));
-        }
-        Ok(Target {
-            path: path.to_owned(),
-            file,
-            new,
-        })
-    }
-
-    fn failed(&self, e: &std::io::Error) -> Error {
-        Error::unavailable(
-            format!("cannot write {}: {e}", self.path.display()),
-            "check free space and the device's health",
-        )
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let written = self.file.write_at(offset, data);
-        written.map_err(|e| self.failed(&e))
-    }
-
-    fn finish(&self) -> Result<()> {
-        let done = self.file.flush();
-        let done = done.and_then(|()| match self.new {
-            true => sync_names(&self.path),
-            false => Ok(()),
-        });
-        done.map_err(|e| self.failed(&e))
     }
 }

@@ -144,8 +144,26 @@ fn number_of(key: &Key) -> Outcome<u64> {
     }
 }
 
-/// Makes two directories ready to become a datastore: the first one's files count. Refused, in words, if they are not.
-pub fn prepare(directories: &[PathBuf; 2], store: u64) -> Result<(), String> {
+/// Why two directories cannot become a datastore, and what to do, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// Why.
+    pub what: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+impl From<String> for Unfit {
+    fn from(what: String) -> Unfit {
+        Unfit {
+            what,
+            remedy: "give two directories on two disks, of which the second is empty",
+        }
+    }
+}
+
+/// Makes two directories ready to become a datastore: the first one's files count. Refused if they are not.
+pub fn prepare(directories: &[PathBuf; 2], store: u64) -> Result<(), Unfit> {
     let look = |path: &PathBuf| {
         side::look_at(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))
     };
@@ -156,20 +174,22 @@ pub fn prepare(directories: &[PathBuf; 2], store: u64) -> Result<(), String> {
         // The same datastore, which somebody adds again.
         (Some((a, newer)), Some((b, older))) if a == b => {
             if older > newer {
-                return Err(format!(
+                let what = format!(
                     "{} holds changes that {} has missed; name it first",
                     directories[1].display(),
                     directories[0].display()
-                ));
+                );
+                return Err(what.into());
             }
         }
         _ if empty => {}
         _ => {
-            return Err(format!(
+            let what = format!(
                 "{} holds something, and would become as {} is; it has to be empty",
                 directories[1].display(),
                 directories[0].display()
-            ));
+            );
+            return Err(what.into());
         }
     }
     for (at, path) in directories.iter().enumerate() {
@@ -178,14 +198,32 @@ pub fn prepare(directories: &[PathBuf; 2], store: u64) -> Result<(), String> {
             store,
             generation: 1 - at as u64,
         };
-        side::mark(path, mark).map_err(|e| {
-            format!(
-                "{} cannot be marked as a tree of a datastore: {e}; it takes root's rights, and ext4, XFS, Btrfs or ZFS",
-                path.display()
-            )
-        })?;
+        side::mark(path, mark).map_err(|e| unmarked(path, &e))?;
     }
     Ok(())
+}
+
+/// Why a directory takes no mark. Root alone may lack the right: a service is given a part of root's.
+fn unmarked(path: &Path, e: &std::io::Error) -> Unfit {
+    let lacks_right = e.kind() == std::io::ErrorKind::PermissionDenied;
+    let why = match lacks_right {
+        true => {
+            "that takes root with the right CAP_SYS_ADMIN, which the packaged service does not give"
+        }
+        false => "its file system has to keep trusted.* attributes",
+    };
+    Unfit {
+        what: format!(
+            "{} cannot be marked as a tree of a datastore ({e}): {why}",
+            path.display()
+        ),
+        remedy: match lacks_right {
+            true => {
+                "add `CapabilityBoundingSet=CAP_SYS_ADMIN` in the section [Service] with `systemctl edit hearth`, and restart the daemon (docs/datastore.md)"
+            }
+            false => "use ext4, XFS, Btrfs or ZFS",
+        },
+    }
 }
 
 /// Takes from two directories what made them trees of this datastore. Their files keep numbers that nobody looks at.

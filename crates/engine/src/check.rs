@@ -338,7 +338,7 @@ impl Core {
         }
         let disks = self.disks.iter().flatten();
         for who in disks.flat_map(|d| d.origin.sync.waiters()) {
-            if let SyncWaiter::Request(id) = who {
+            if let SyncWaiter::Flush(id) | SyncWaiter::Fua(id) = who {
                 coming(id);
             }
         }

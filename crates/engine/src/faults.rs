@@ -266,6 +266,8 @@ pub enum Fault {
     HalvesUnmended,
     /// Walk one half of a segment after a crash, whatever the other has.
     OneHalfWalked,
+    /// What only the half has that is not read otherwise was promised to nobody, the beginning of a segment, too.
+    BeginningOfOne,
     /// Where clean blocks are there once, write what is dirty to one half only, too.
     DirtyOnce,
     /// Where clean blocks are there once, end the log after a crash at a batch of which one is not there.
@@ -372,7 +374,7 @@ impl Fault {
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
-    pub const BY_STEPS: [Fault; 37] = [
+    pub const BY_STEPS: [Fault; 38] = [
         Fault::FlushForgetsDiscards,
         Fault::GrowEarly,
         Fault::PlayTwice,
@@ -410,6 +412,7 @@ impl Fault {
         Fault::RescueOneCopy,
         Fault::GoneEarly,
         Fault::OneHalfWalked,
+        Fault::BeginningOfOne,
     ];
 
     /// Those that only counting again catches: nothing a guest sees depends on them, or not for long.

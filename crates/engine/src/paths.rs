@@ -127,6 +127,7 @@ paths! {
     ReadFromOther: "what one device does not give back is read from another",
     FirstHalfMended: "a start gives the first half of a segment what the second has, where the first is damaged",
     HalfMended: "a start gives the second half of a segment what the first has",
+    HalfBegins: "a start goes on with a segment whose beginning only the second half has",
     HalfWiped: "a start wipes what only the second half of a segment has",
     CleanGone: "clean blocks that lay on a lost device only are dropped",
 }

@@ -104,9 +104,9 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The daemon serves its pool: every disk that can be is on offer.
-    "daemon-started" Notice DaemonStarted { version: String, pool: String, cached_blocks: u64, dirty_blocks: u64, millis: u64 }
-        "serving pool {pool} with Hearth {version}, cache as a clean stop left it"
+    /// The daemon serves its pool: every disk that can be is on offer. The message says what of the cache was found (`found`).
+    "daemon-started" Notice DaemonStarted { version: String, pool: String, found: String, cached_blocks: u64, dirty_blocks: u64, millis: u64 }
+        "serving pool {pool} with Hearth {version}, {found}"
     /// The same, but the run before did not end in order: it was killed, it crashed, or the host did.
     "daemon-started-after-crash" Warning DaemonStartedAfterCrash { version: String, pool: String, cached_blocks: u64, dirty_blocks: u64, millis: u64 }
         "serving pool {pool} with Hearth {version} after a crash; {cached_blocks} blocks were found again in the log, {dirty_blocks} of them dirty"

@@ -145,7 +145,7 @@ impl Pool {
             reasons.push(Reason::failed(
                 "flash-failed",
                 format!("the flash has failed, and disks go on from their origins{why}"),
-                "replace the flash device and make a new pool on it",
+                "see `hearth pool show`: mostly another device takes its place with `hearth pool adopt-flash`",
             ));
             if self.swap > 0 {
                 // The kernel's doing, which nobody here can help.

@@ -53,6 +53,8 @@ const UNNOTED: &str = "calls under way cannot be noted: after a kill a repeated 
 pub(crate) const AGAIN_WITHIN: Duration = Duration::from_secs(300);
 /// Calls that clients are told to ask again for at once: more than can have been begun.
 const TOLD_MAX: usize = 256;
+// Each of them takes a slot of its own and spares that of its call; half of the ring stays for what comes and goes.
+const _: () = assert!(2 * TOLD_MAX <= SLOTS as usize / 2);
 
 const BEGUN: u8 = 1;
 const ENDED: u8 = 2;
@@ -147,6 +149,8 @@ struct State {
     told: HashMap<Id, Told>,
     /// Slots of calls under way, and which these are.
     under_way: HashMap<u32, Id>,
+    /// Slots of calls that this process has ended well, until something else is written there.
+    ended: HashMap<u32, Id>,
     next: u32,
     failed: bool,
 }
@@ -158,14 +162,26 @@ struct Told {
     slot: Slot,
     /// The call itself; none if that was a process before.
     call: Option<Id>,
+    /// The slot of that call: without it, a note that its client asks again says nothing. Of one that a process before noted it is not known,
+    /// so a second kill may lose it, if a thousand changes come between the two and before the client.
+    its: Option<u32>,
+}
+
+impl Told {
+    /// This slot must stay as it is, for the client has not asked again.
+    fn needs(&self, at: u32) -> bool {
+        // Who was answered is known by the answer.
+        self.at == at || (self.slot.state == TOLD && self.its == Some(at))
+    }
 }
 
 impl State {
-    /// A slot to be written next: not one that is still of use.
+    /// A slot to be written next: not one that is still of use. Not all can be: those of use for what clients were told are two for each of
+    /// [`TOLD_MAX`], and further ones only belong to calls under way, each of which holds a worker.
     fn free(&mut self) -> u32 {
         let mut at = self.next;
         let of_use = |at: u32| {
-            self.under_way.contains_key(&at) || self.told.values().any(|told| told.at == at)
+            self.under_way.contains_key(&at) || self.told.values().any(|told| told.needs(at))
         };
         for _ in 0..SLOTS {
             if !of_use(at) {
@@ -174,7 +190,15 @@ impl State {
             at = (at + 1) % SLOTS;
         }
         self.next = (at + 1) % SLOTS;
+        self.ended.remove(&at);
         at
+    }
+
+    /// The slot of a call of this process.
+    fn slot_of(&self, call: &Id) -> Option<u32> {
+        let slots = self.under_way.iter().chain(&self.ended);
+        let mut its = slots.filter(|(_, id)| *id == call);
+        its.next().map(|(at, _)| *at)
     }
 }
 
@@ -274,6 +298,7 @@ impl Ledger {
                         at: n,
                         slot,
                         call: None,
+                        its: None,
                     };
                     let kept = known.told.entry(slot.id).or_insert(told);
                     if slot.at >= kept.slot.at {
@@ -312,6 +337,12 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As if the disk it lies on hung: nothing is noted until this is dropped.
+    #[cfg(test)]
+    pub(crate) fn hung(&self) -> impl Drop + '_ {
+        self.lock()
     }
 
     fn seal<const N: usize>(&self, parts: &[&[u8]]) -> [u8; N] {
@@ -442,6 +473,7 @@ impl Ledger {
                 at,
                 slot,
                 call: Some(known.id),
+                its: state.slot_of(&known.id),
             };
             state.told.insert(slot.id, told);
             at
@@ -552,6 +584,9 @@ impl Ledger {
         self.put(entry.at, &bytes);
         let mut state = self.lock();
         state.under_way.remove(&entry.at);
+        if well {
+            state.ended.insert(entry.at, entry.slot.id);
+        }
         state.before.remove(&entry.slot.id);
         let told = |told: &&mut Told| told.call == Some(entry.slot.id);
         if let Some(told) = state.told.values_mut().find(told) {
@@ -756,6 +791,64 @@ mod tests {
             last.recall(&id).is_some()
         };
         assert!((2 * SLOTS - 1000..2 * SLOTS).all(known));
+    }
+
+    /// It ends at last, and a thousand others come and go before its client asks again.
+    #[test]
+    fn the_ring_spares_what_a_client_was_told_to_ask_again_for() {
+        for noted_late in [false, true] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let ledger = open(dir.path());
+            let hung = ledger.known(at(1), &message(1, b"hangs"), LOCK);
+            let entry = ledger.begin(hung.id, NOWHERE, None);
+            match noted_late {
+                false => {
+                    ledger.told(&hung);
+                    ledger.end(entry, true);
+                }
+                true => {
+                    ledger.end(entry, true);
+                    ledger.told(&hung);
+                }
+            }
+            for n in 0..2 * SLOTS {
+                let id = ledger.id(at(2), &message(n, b"other"));
+                ledger.end(ledger.begin(id, NOWHERE, None), true);
+            }
+            let next = open(dir.path());
+            let again = again(&next, 1, &message(2, b"hangs"), Duration::ZERO);
+            assert_eq!(again, Some(Before::Ended), "noted late: {noted_late}");
+        }
+    }
+
+    /// However many were told to ask again, half of the ring is there for others.
+    #[test]
+    fn the_ring_does_not_fill_up_with_what_it_spares() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let ledger = open(dir.path());
+        let hung = |n: u32| ledger.known(at(1), &message(n, &n.to_be_bytes()), LOCK);
+        for n in 0..2 * SLOTS {
+            let entry = ledger.begin(hung(n).id, NOWHERE, None);
+            ledger.told(&hung(n));
+            ledger.end(entry, true);
+        }
+        let of_use = |at: &u32| ledger.lock().told.values().any(|told| told.needs(*at));
+        assert_eq!((0..SLOTS).filter(of_use).count(), 2 * TOLD_MAX);
+        for n in 0..SLOTS / 2 {
+            let id = ledger.id(at(2), &message(n, b"other"));
+            ledger.end(ledger.begin(id, NOWHERE, None), true);
+        }
+        let next = open(dir.path());
+        let known = |n| {
+            let id = next.id(at(2), &message(n, b"other"));
+            next.recall(&id) == Some(Before::Ended)
+        };
+        assert!((0..SLOTS / 2).all(known));
+        // What the client is not waiting for any more is spared no more.
+        for n in 0..2 * SLOTS {
+            ledger.untold(&hung(n).content);
+        }
+        assert_eq!((0..SLOTS).filter(of_use).count(), 0);
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod uncommitted;
 mod walk;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
@@ -75,12 +75,18 @@ pub enum By {
 
 impl By {
     /// The key of an open file, and what tells files of another file system.
-    fn key_of(self, file: &OwnedFd) -> io::Result<(Key, u64)> {
+    fn key_of(self, file: &impl AsFd) -> io::Result<(Key, u64)> {
         match self {
             By::Handle => sys::key_of(file).map(|(key, mount)| (key, mount as u64)),
             By::Number => walk::key_of(file),
         }
     }
+}
+
+/// All keys that an open file can have: how the files of its directory are found is not looked at. It may be open by path only.
+pub fn keys_of_open(file: &impl AsFd) -> Vec<Key> {
+    let keys = [By::Handle, By::Number].map(|by| by.key_of(file));
+    keys.into_iter().flatten().map(|(key, _)| key).collect()
 }
 
 /// See the module.

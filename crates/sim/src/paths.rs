@@ -150,7 +150,11 @@ impl Taken {
 }
 
 /// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 35] = [
+pub const RARE: [(&str, &str); 36] = [
+    (
+        "a start wipes what only the second half of a segment has",
+        "one in ten thousand worlds does, since a start goes on with it where it is what comes next; `twice-rot-crash` has more",
+    ),
     (
         "an operation that hangs is answered for, and goes on",
         "only in the profile `overdue`, which is not among those that the seed chooses",

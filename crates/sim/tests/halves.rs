@@ -77,6 +77,33 @@ fn a_descriptor_that_rotted_in_one_half_does_not_end_the_log() {
     rots(1, true);
 }
 
+/// Nothing else says then that there is such a segment, and the other half, which was promised, was wiped.
+#[test]
+fn a_segment_whose_beginning_rotted_in_one_half_is_read_from_the_other() {
+    for once in [false, true] {
+        for rotten in [0, 1] {
+            let what = format!("once {once}, half {rotten}");
+            let mut j = Judged::twice(vec![disk(1)], once);
+            let mut before = None;
+            // A batch is a descriptor and its one block, and the next one stands behind it unless it begins a segment.
+            let begins = (40..=u8::MAX).find_map(|fill| {
+                j.write_fua(1, 4, fill).expect("written");
+                let at = place(&mut j, rotten, fill).expect("it is there");
+                let begins = before.is_some_and(|before| at != before + 2);
+                before = Some(at);
+                begins.then_some((fill, at - 1))
+            });
+            let (fill, start) = begins.expect("a segment is full some time");
+            half(&mut j, rotten).rot(start);
+            j.crash();
+            assert_eq!(j.read(1, 4), Ok(fill), "{what}");
+            assert_eq!(j.lost(1), [], "{what}");
+            half(&mut j, 1 - rotten).kill();
+            assert_eq!(j.read(1, 4), Ok(fill), "{what}, which alone is left");
+        }
+    }
+}
+
 /// Of a half that is not there nothing is known: not that it holds zeros. What was written last, promised to nobody and torn in the
 /// half that is left, is as if it had not been written.
 #[test]
@@ -109,7 +136,9 @@ fn a_start_that_goes_by_one_half_is_caught() {
         a_durable_block_that_rotted_in_one_half_is_not_written_over_the_other,
         a_descriptor_that_rotted_in_one_half_does_not_end_the_log,
     ];
-    let pairs = tests.map(|test| (Fault::OneHalfWalked, test));
+    let begins: fn() = a_segment_whose_beginning_rotted_in_one_half_is_read_from_the_other;
+    let mut pairs = tests.map(|test| (Fault::OneHalfWalked, test)).to_vec();
+    pairs.push((Fault::BeginningOfOne, begins));
     let unnoticed = judge::unnoticed(&pairs);
     assert!(unnoticed.is_empty(), "{unnoticed:?}");
 }

@@ -115,7 +115,7 @@ impl Event {
 enum Flash {
     One,
     Two,
-    /// Everything on both.
+    /// What is dirty on both.
     Twice,
 }
 
@@ -869,11 +869,12 @@ What is behind it:
 - With two SSDs and one copy (`two SSDs`), what was dirty on the second, which is the one that is lost, is lost with it. If nothing was, the daemon goes on
   with what the first holds, warm, as soon as no client has to connect again for that and every origin answers: a guest over vhost-user has to, so it waits for the guest's end or for
   `hearth pool remove-flash SSD --yes`. Until then, and where something dirty is lost, the cache is off; the operator of this table then puts the pool on other
-  flash. With everything on both, the one that is left serves everything as before; writes go to the origin before they are answered.
-- An SSD that was pulled and is put back is an older state. With everything on both it is not used, and the
+  flash. With two copies all that is dirty is on both: the one that is left has it, and what was clean on the other alone is read from the origins
+  again. Writes go to the origin before they are answered.
+- An SSD that was pulled and is put back is an older state. With two copies it is not used, and the
   pool goes on with one copy until `pool replace-flash`.
-- With everything on both SSDs the operator need do nothing at once, or only restart the daemon. There is only one copy until
-  `hearth pool replace-flash OLD NEW` has copied everything to another SSD; one that came back may be NEW. The time of that is not in the table;
+- With two copies the operator need do nothing at once, or only restart the daemon. There is only one copy of what is dirty until
+  `hearth pool replace-flash OLD NEW` has copied it to another SSD; one that came back may be NEW. The time of that is not in the table;
   `several_flash.rs` tests it.
 - An ordered disk (`write-back-ordered`) that loses its SSD in a power cut: the test checks that the origin holds an unbroken run of the guest's
   writes, from the first up to some write and nothing later, and at least those durable at the time `disk show` reports. If the daemon runs on without

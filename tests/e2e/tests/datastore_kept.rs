@@ -1,4 +1,5 @@
-//! Files of a datastore that are told by name to be all on flash, or on flash alone, and what is advised for files; many files.
+//! Files of a datastore that are told by name to be all on flash, or on flash alone, and what is advised for files; many files; what
+//! is dirty of them when Hearth is gone.
 
 mod stored;
 
@@ -187,6 +188,85 @@ fn a_datastore_outlives_the_loss_of_all_flash() -> Result<()> {
         ensure!(fs::read(lab.vms.join("disk.img"))?[..content.len()] == content);
         lab.hearth.stop()?;
     }
+    Ok(())
+}
+
+/// No daemon and no state directory: what is dirty of a file is saved by the file's path.
+#[test]
+fn what_is_dirty_of_a_file_is_written_over_it_without_a_daemon() -> Result<()> {
+    let mut lab = Lab::new()?;
+    lab.hearth.stop()?;
+    // Slow enough that hardly anything is written back meanwhile.
+    let slow = ["--destage-rate", "4K"].map(str::to_owned);
+    lab.hearth.serve_args.extend(slow);
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let disk = create(&mut client, &dir, "a.img")?;
+    // It ends within a block.
+    let (head, tail) = (pattern(0, 1, 64 << 10), pattern(M, 2, (64 << 10) - 1000));
+    write(&mut client, &disk, 0, &head)?;
+    write(&mut client, &disk, M, &tail)?;
+    let size = M + tail.len() as u64;
+    lab.hearth.kill9()?;
+    let (flash, file) = (lab.hearth.flash().to_owned(), lab.vms.join("a.img"));
+    let nothing = lab.hearth.dir().join("nothing");
+    let saved = lab.hearth.dir().join("saved");
+    let moved = lab.vms.join("moved.img");
+    let before = fs::read(&flash)?;
+    let all = |more: &[&str]| {
+        let first = ["rescue", path(&flash), "--state-dir", path(&nothing)];
+        let words = first.iter().chain(more);
+        words.map(|word| (*word).to_owned()).collect::<Vec<_>>()
+    };
+    let run = |more: &[&str]| -> Result<Value> {
+        let words = all(&[more, &["--json"]].concat());
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(serde_json::from_str(&lab.hearth.ok(&words)?)?)
+    };
+    let refused = |more: &[&str]| {
+        let words = all(more);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        lab.hearth.refused(&words)
+    };
+
+    let listed = run(&[])?;
+    let found = &listed["disks"][0];
+    ensure!(
+        found["path"] == "vms/a.img" && found["file"] == path(&file),
+        "{listed}"
+    );
+    ensure!(found["size"].as_u64() == Some(size), "{listed}");
+    ensure!(found["dirty"].as_u64() > Some(0), "{listed}");
+    let name = found["disk"].as_str().context("a name")?.to_owned();
+
+    let report = run(&["--disk", "vms/a.img", "--to", path(&saved)])?;
+    ensure!(report["written"].as_u64() > Some(0), "{report}");
+    ensure!(fs::metadata(&saved)?.len() == size, "{report}");
+    let said = refused(&["--disk", "vms/a.img", "--onto", path(&saved)])?;
+    ensure!(said.contains("is not the file of disk vms/a.img"), "{said}");
+    let said = refused(&["--disk", "vms/b.img", "--to", path(&moved)])?;
+    ensure!(said.contains("there is no disk vms/b.img"), "{said}");
+
+    // Somebody moves it, and it is named as the pool names it.
+    fs::rename(&file, &moved)?;
+    let report = run(&["--disk", &name, "--onto", path(&moved)])?;
+    ensure!(report["disk"] == "vms/moved.img", "{report}");
+    let bytes = fs::read(&moved)?;
+    ensure!(bytes.len() as u64 == size, "{report}");
+    ensure!(bytes[..head.len()] == head && bytes[M as usize..] == tail);
+    ensure!(bytes[head.len()..M as usize].iter().all(|b| *b == 0));
+
+    let away = lab.hearth.dir().join("away.img");
+    fs::rename(&moved, &away)?;
+    let listed = run(&[])?;
+    let lost = listed["disks"][0]["lost"].as_str();
+    ensure!(
+        lost.is_some_and(|lost| lost.contains("not to be found in")),
+        "{listed}"
+    );
+    // It was only read.
+    ensure!(fs::read(&flash)? == before);
     Ok(())
 }
 

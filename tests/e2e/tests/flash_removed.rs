@@ -62,6 +62,7 @@ fn a_removed_flash_file_is_noticed_and_left() -> Result<()> {
     wait_for(&hearth, "it is noticed", |pool| pool["state"] == "leaving")?;
     let said = hearth.ok(&["pool", "show"])?;
     ensure!(said.contains("was removed while in use"), "{said}");
+    ensure!(said.contains("hearth pool adopt-flash"), "{said}");
     for said in [hearth.ok(&["stats"])?, hearth.said(&["disk", "list"])?] {
         ensure!(
             said.contains("removed") || said.contains("cache is off"),
@@ -100,7 +101,8 @@ fn a_stop_that_cannot_save_what_was_dirty_says_so() -> Result<()> {
     wait_for(&hearth, "it is noticed", |pool| pool["state"] == "failed")?;
     // Reads may have failed before the file was looked at.
     wait_for(&hearth, "the reason is named", |pool| {
-        pool["notices"].to_string().contains("was truncated")
+        let said = pool["notices"].to_string();
+        said.contains("was truncated") && said.contains("hearth pool adopt-flash")
     })?;
     let lost = || -> Option<u64> {
         let text = hearth.ok(&["disk", "show", "vm", "--json"]).ok()?;

@@ -235,6 +235,14 @@ fn what_is_dirty_is_saved_from_the_old_flash_before_a_new_one_takes_its_place() 
     std::fs::rename(&flash, &old)?;
     hearth.start()?;
     wait_state(&hearth, "d", "refused")?;
+    for said in [
+        hearth.ok(&["disk", "show", "d"])?,
+        hearth.ok(&["pool", "show"])?,
+    ] {
+        ensure!(said.contains("unknown"), "{said}");
+    }
+    let listed = hearth.said(&["disk", "list"])?;
+    ensure!(!listed.contains("goes on from its origin"), "{listed}");
     let state = hearth.dir().join("state");
     hearth.ok(&[
         "rescue",

@@ -2,10 +2,35 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use hearth_daemon::api::datastores::DatastoreClient;
+use hearth_daemon::api::types::CacheMode;
 
-use super::{Mode, Size, Switch, parse_size};
+use super::{Size, Switch, parse_size};
+
+/// Those that a file can have: none is ordered, for what a guest's flushes are is not known of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FileMode {
+    /// Writes complete on flash and reach the file later
+    WriteBack,
+    /// Writes complete in the file; the flash copy is renewed
+    WriteThrough,
+    /// Reads are cached; writes go to the file
+    WriteAround,
+    /// Pass-through
+    Off,
+}
+
+impl From<FileMode> for CacheMode {
+    fn from(mode: FileMode) -> CacheMode {
+        match mode {
+            FileMode::WriteBack => CacheMode::WriteBack,
+            FileMode::WriteThrough => CacheMode::WriteThrough,
+            FileMode::WriteAround => CacheMode::WriteAround,
+            FileMode::Off => CacheMode::Off,
+        }
+    }
+}
 
 #[derive(Debug, Subcommand)]
 pub enum Datastore {
@@ -132,7 +157,7 @@ pub struct DatastoreSet {
     pub unmatch: Option<String>,
     /// Cache mode of these files
     #[arg(long, value_enum, group = "rule", requires = "pattern")]
-    pub mode: Option<Mode>,
+    pub mode: Option<FileMode>,
     /// Unit in which their misses are filled, 4K to 1M
     #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "rule", requires = "pattern")]
     pub block_size: Option<Size>,

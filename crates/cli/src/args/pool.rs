@@ -41,8 +41,9 @@ pub enum Pool {
         hearth pool replace-flash --flash /dev/nvme0n1 /dev/nvme0n1 /dev/nvme2n1"
     )]
     ReplaceFlash(FlashReplace),
-    /// Empty a flash device of the pool that is served, and take it out
+    /// Empty a flash device of the pool that is served, and take it out; of one that is not, take one out on which nothing lies
     #[command(after_help = "Example:\n  hearth pool remove-flash /dev/nvme1n1\n  \
+        hearth pool remove-flash --flash /dev/nvme0n1 --flash /dev/nvme1n1 /dev/nvme1n1\n  \
         hearth pool remove-flash --cancel")]
     RemoveFlash(FlashRemove),
     /// Write everything dirty to the origins, so that the pool can leave and the origins stand alone
@@ -71,7 +72,8 @@ pub struct PoolCreate {
     /// A name for the pool, for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub label: String,
-    /// On how many flash devices everything is: with 2, any one of them may die and nothing is lost
+    /// On how many flash devices dirty data is, which the origins do not have yet: with 2, any one device may die and nothing
+    /// is lost. Clean data is on one, and what of it a lost device held is read from the origins again
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub dirty_copies: u8,
 }

@@ -137,6 +137,15 @@ fn place(place: &Undecided) -> String {
     )
 }
 
+/// When a mirror is scrubbed by itself.
+fn interval(days: u32) -> String {
+    match days {
+        0 => "only when asked for".to_owned(),
+        1 => "every day".to_owned(),
+        days => format!("every {days} days"),
+    }
+}
+
 /// Lines of `hearth disk show`.
 pub(super) fn lines(upkeep: &MirrorUpkeep, size: u64) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
@@ -148,9 +157,7 @@ pub(super) fn lines(upkeep: &MirrorUpkeep, size: u64) -> Vec<(&'static str, Stri
     if let Some(scrub) = &upkeep.scrub {
         lines.push(("scrub", sentence(scrub, size)));
     }
-    if upkeep.scrub_every_days == 0 {
-        lines.push(("scrubs", "only when asked for".to_owned()));
-    }
+    lines.push(("scrubs", interval(upkeep.scrub_every_days)));
     lines
 }
 
@@ -167,6 +174,9 @@ fn found(global: &Global, info: &DiskInfo, told: bool) -> Outcome {
         }
         for at in scrub.iter().flat_map(|s| &s.undecided) {
             println!("{}", place(at));
+        }
+        if let Some(upkeep) = &info.upkeep {
+            println!("scrubbed {}", interval(upkeep.scrub_every_days));
         }
     }
     let Some(scrub) = scrub.filter(|s| told && !s.active) else {
@@ -193,4 +203,28 @@ fn found(global: &Global, info: &DiskInfo, told: bool) -> Outcome {
         .into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_often_a_mirror_is_scrubbed_is_always_said() {
+        let said = |days| {
+            let upkeep = MirrorUpkeep {
+                rate: 0,
+                paused: false,
+                scrub_rate: 0,
+                scrub_every_days: days,
+                scrub: None,
+            };
+            let lines = lines(&upkeep, 4096);
+            let line = lines.into_iter().find(|(key, _)| *key == "scrubs");
+            line.expect("it is said").1
+        };
+        assert_eq!(said(7), "every 7 days");
+        assert_eq!(said(1), "every day");
+        assert_eq!(said(0), "only when asked for");
+    }
 }

@@ -322,8 +322,11 @@ pub struct PinInfo {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OrderInfo {
     /// What the origin holds is of one time: with all flash lost it would be the disk as after a power cut. Not so
-    /// until it has what was dirty when the disk became ordered.
+    /// until it has what was dirty when the disk became ordered, and flash says so.
     pub in_order: bool,
+    /// Not yet in order, though the origin has everything: all that is left is that flash says so durably, within seconds.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub begins: bool,
     /// Up to when it holds everything that was flushed, milliseconds since 1970; absent if that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upto: Option<u64>,
@@ -338,6 +341,10 @@ impl OrderInfo {
     pub fn sentence(&self) -> String {
         let at = |ms: u64| hearth_events::time::utc(ms);
         match self.upto {
+            _ if self.begins => {
+                "origin holds everything; its order begins when flash has noted it, within seconds"
+                    .to_owned()
+            }
             _ if !self.in_order => {
                 "origin is in no order: it still lacks what was dirty before, or flash has failed"
                     .to_owned()
@@ -401,8 +408,11 @@ pub struct DiskInfo {
     /// Bytes of it on flash.
     pub cached: u64,
     /// Bytes of it that the origin does not have yet; zeroed and discarded ranges, which take no
-    /// flash, included.
+    /// flash, included. It says nothing while `dirty_unknown` is true.
     pub dirty: u64,
+    /// Something of it may have been dirty on flash that is gone; how much is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dirty_unknown: bool,
     /// How far its origin is, if it is ordered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<OrderInfo>,
@@ -674,7 +684,8 @@ pub struct DiskRemove {
 /// How the pool was found at start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Recovery {
-    /// From a checkpoint (clean stop), or by reading the log (crash)?
+    /// `checkpoint of a clean stop`, `log` (read, as after a crash), `new flash` (never served before), or `state directory
+    /// alone` (the flash is gone).
     pub how: String,
     /// Milliseconds it took.
     pub millis: u64,
@@ -696,7 +707,7 @@ pub struct PoolInfo {
     /// What of the pool is on which of them, in the same order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<PoolDevice>,
-    /// On how many devices everything is that is on flash, as long as none is lost: 1 or 2.
+    /// On how many devices all is that is dirty, as long as none is lost: 1 or 2.
     #[serde(default = "one_copy")]
     pub dirty_copies: u32,
     /// On how many of them clean blocks are, of which the origin has another copy: 1, or as many. 0: not told.
@@ -713,7 +724,7 @@ pub struct PoolInfo {
     pub created: u64,
     /// Bytes of all devices.
     pub device_bytes: u64,
-    /// Bytes of flash for cached data.
+    /// Bytes of flash for cached data; 0 while the flash is gone.
     pub capacity: u64,
     /// Segments of the log.
     pub segments: u64,

@@ -35,7 +35,7 @@ fn refused(why: AreaRefused) -> Error {
             "see `hearth pool show` for the reason and put that right first",
         ),
         AreaRefused::Twice => Error::refused(
-            "a pool that keeps everything twice sets nothing aside",
+            "a pool made with `--dirty-copies 2`, whose segments each lie on two devices, sets nothing aside",
             "make swap in a file (`hearth swap on --size SIZE --flash FILE`) or on a partition of its own",
         ),
         AreaRefused::TooFew => Error::refused(

@@ -159,6 +159,21 @@ impl FlashWatch {
     }
 }
 
+/// How a pool gets other flash once nothing is left to be saved from what it had. Is it known beside the flash?
+fn in_its_place(known: bool) -> &'static str {
+    match known {
+        true => {
+            "stop the daemon, have a new file or device take its place with `hearth pool adopt-flash` (with --force, if \
+             that is the old one made anew), and start it: the disks and their settings stay"
+        }
+        // Only the flash has said what its disks are.
+        false => {
+            "stop the daemon, create a new pool, and add the disks anew, as nothing could be kept of this pool in the \
+             state directory"
+        }
+    }
+}
+
 /// What is wrong with a flash file that had `size` bytes, and whether it still gives back what it holds.
 fn verdict(path: &Path, size: u64, now: &Standing) -> Option<(String, FlashFault)> {
     let path = path.display();
@@ -365,7 +380,7 @@ impl Daemon {
         let mut notices = Vec::new();
         if !lost.is_empty() && stats.flash_fault.is_none() {
             notices.push(format!(
-                "flash device {} is lost: it failed, is missing, or is older than the others, which have everything; until \
+                "flash device {} is lost: it failed, is missing, or is older than the others, which have all that is dirty; until \
                  there are two again, writes go to the origins before they are answered; put another one in its place with \
                  `hearth pool replace-flash`",
                 lost.join(", ")
@@ -378,10 +393,10 @@ impl Daemon {
                 notices.push(format!("{why}{}; until then {on}", without.unwrap_or_default()));
             }
             Some(FlashFault::Leaving) => notices.push(format!(
-                "{}: {on}, and what is dirty is being written to them; wait for that, then stop the \
-                 daemon and create a new pool; until it stops, the old file can be copied from \
-                 /proc/{}/fd/{}",
+                "{}: {on}, and what is dirty is being written to them; wait for that, then {}; \
+                 until it stops, the old file can be copied from /proc/{}/fd/{}",
                 gone.unwrap_or_else(|| format!("the flash file {path} was removed while in use")),
+                in_its_place(self.beside.is_some()),
                 std::process::id(),
                 file.unwrap_or(-1),
             )),
@@ -393,8 +408,8 @@ impl Daemon {
                     ),
                     Some(degraded) if degraded.dirty == crate::degraded::Dirty::Gone => (
                         degraded.why.clone(),
-                        "put the flash back, or have another device take its place with `hearth pool adopt-flash`; \
-                         then restart the daemon",
+                        "put the flash back and restart the daemon, or stop it, have another device take its place with \
+                         `hearth pool adopt-flash`, and start it",
                     ),
                     Some(degraded) => (
                         degraded.why.clone(),
@@ -409,12 +424,12 @@ impl Daemon {
             }
             Some(FlashFault::Broken) => notices.push(format!(
                 "{}: {on}, and what is dirty is written to them as long as the flash can be read; \
-                 wait until `hearth disk flush` is done, see in `hearth disk show` what is lost, then \
-                 stop the daemon and replace the flash",
+                 wait until `hearth disk flush` is done, see in `hearth disk show` what is lost, then {}",
                 gone.map_or_else(
                     || "the flash has failed".to_owned(),
                     |how| format!("the flash has failed: {how}")
                 ),
+                in_its_place(self.beside.is_some()),
             )),
         }
         notices.extend(moved);
@@ -788,6 +803,21 @@ mod tests {
         look.join().expect("it ends");
         let stopped = daemon.shut_down(super::super::StopReason::Signal);
         stopped.expect("it stops");
+    }
+
+    /// A new pool would lose the disks and what was set of them.
+    #[test]
+    fn flash_that_is_gone_is_to_be_adopted_as_long_as_the_pool_is_known_beside_it() {
+        let (_dir, daemon) = super::super::testing::daemon();
+        for fault in [FlashFault::Leaving, FlashFault::Broken] {
+            daemon.give_flash_up(fault);
+            let said = daemon.flash_notices().join("; ");
+            assert!(said.contains("hearth pool adopt-flash"), "{said}");
+            assert!(!said.contains("new pool"), "{said}");
+        }
+        assert!(in_its_place(false).contains("create a new pool"));
+        let stopped = daemon.shut_down(super::super::StopReason::Signal);
+        drop(stopped);
     }
 
     #[test]

@@ -17,13 +17,18 @@ impl Daemon {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         // By itself: within the expression below it would be held to its end, and devices ask for it again.
         let uuid = lock(&self.pool).uuid();
+        let mut stats = self.engine.pool_stats();
+        if self.without_flash {
+            // The engine believes in flash that nobody has.
+            (stats.capacity_blocks, stats.segments, stats.free_segments) = (0, 0, 0);
+        }
         let pool = Pool {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uuid,
             started: since.unwrap_or_default().saturating_sub(up).as_secs(),
             dirty: self.dirty_bytes(),
             stuck: lock(&self.stuck).len() as u64,
-            stats: self.engine.pool_stats(),
+            stats,
             devices: self.counted_devices(),
             swap: self.swap_figures(),
         };

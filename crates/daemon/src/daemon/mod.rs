@@ -295,7 +295,8 @@ impl Daemon {
         let (asked, kept) = (options.clone(), state_dir.clone());
         let (mut pool, found) = flash_answers(options, true, move || open_pool(&asked, &kept))??;
         // As it was found: from now on it is in use.
-        let crashed = pool.info().state == "dirty";
+        let state = pool.info().state;
+        let (crashed, new) = (state == "dirty", state == "new");
         let free = crate::memory::available();
         crate::pool::check_stage(options.ram_stage, free)?;
         let ram_stage = (options.ram_stage)
@@ -353,7 +354,8 @@ impl Daemon {
         pool.flash()
             .joined_spread()
             .note_elsewhere(beside.is_some());
-        let recovery = recovery(&report, begin.elapsed());
+        let source = Source::of(&pool, new, &report);
+        let recovery = recovery(source, &report, begin.elapsed());
         tracing::info!(
             pool = %pool.info().uuid,
             from = %recovery.how,
@@ -510,9 +512,11 @@ impl Daemon {
                 millis,
             }
         } else {
+            let off = self.flash.degraded().is_some();
             Event::DaemonStarted {
                 version,
                 pool,
+                found: found(&self.recovery, self.without_flash, off).to_owned(),
                 cached_blocks,
                 dirty_blocks,
                 millis,
@@ -679,13 +683,53 @@ fn control_error(what: &str, error: ControlError) -> Error {
     )
 }
 
-fn recovery(report: &OpenReport, time: Duration) -> Recovery {
-    let how = match report.from {
-        OpenedFrom::Checkpoint => "checkpoint of a clean stop",
-        OpenedFrom::Log => "log",
-    };
+/// What a start knows its pool from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Checkpoint,
+    Log,
+    /// Nobody has served it since it was formatted.
+    NewFlash,
+    /// The flash is gone.
+    Beside,
+}
+
+impl Source {
+    fn of(pool: &Pool, new: bool, report: &OpenReport) -> Source {
+        match report.from {
+            _ if pool.is_without_flash() => Source::Beside,
+            _ if new => Source::NewFlash,
+            OpenedFrom::Checkpoint => Source::Checkpoint,
+            OpenedFrom::Log => Source::Log,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Source::Checkpoint => "checkpoint of a clean stop",
+            Source::Log => "log",
+            Source::NewFlash => "new flash",
+            Source::Beside => "state directory alone",
+        }
+    }
+}
+
+/// The cache that a start which followed no crash has, in words.
+fn found(recovery: &Recovery, without_flash: bool, off: bool) -> &'static str {
+    if without_flash {
+        return "without a cache, as the flash is gone";
+    }
+    match recovery.how.as_str() {
+        _ if off => "with the cache off",
+        how if how == Source::Checkpoint.word() => "cache as a clean stop left it",
+        how if how == Source::NewFlash.word() => "the flash is new and the cache empty",
+        _ => "cache found again in the log",
+    }
+}
+
+fn recovery(source: Source, report: &OpenReport, time: Duration) -> Recovery {
     Recovery {
-        how: how.to_owned(),
+        how: source.word().to_owned(),
         millis: time.as_millis() as u64,
         cached_blocks: report.cached_blocks,
         dirty_blocks: report

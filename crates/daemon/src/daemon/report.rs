@@ -24,7 +24,6 @@ use crate::origin;
 use crate::pool::mode_of;
 use crate::settings::SettingsShown;
 
-/// The state of an origin's server.
 /// The legs of a mirrored origin.
 fn legs(device: &Device) -> Vec<MirrorLeg> {
     let legs = device.as_remote().map(|r| r.legs()).unwrap_or_default();
@@ -94,6 +93,25 @@ fn link(device: &Device, record: &DiskRecord) -> Option<OriginLink> {
     })
 }
 
+/// What becomes of a disk while the cache is off.
+fn goes_on(state: DiskState, flash_only: bool, dirty_unknown: bool, owed: u64) -> String {
+    match (state, owed) {
+        (DiskState::Refused | DiskState::Waiting, _) if dirty_unknown => {
+            "how much of the disk was only on flash is not known".to_owned()
+        }
+        (DiskState::Refused | DiskState::Waiting | DiskState::Fenced, 0) => {
+            "the disk is not served".to_owned()
+        }
+        (DiskState::Refused | DiskState::Waiting | DiskState::Fenced, owed) => format!(
+            "the disk is not served, and {} of it are only on flash",
+            crate::size::human(owed)
+        ),
+        _ if flash_only => "the disk lives on flash: its writes fail, and what it holds can be read as long as flash answers".to_owned(),
+        (_, 0) => "the disk goes on from its origin".to_owned(),
+        (_, owed) => format!("{} are still only on flash", crate::size::human(owed)),
+    }
+}
+
 /// Lost ranges listed; more are counted in the statistics.
 const LOST_MAX: usize = 1000;
 
@@ -115,6 +133,8 @@ impl Daemon {
                 && slot.life != Life::Leaving
         });
         let found: BTreeSet<DiskId> = found.map(|(id, _)| id).collect();
+        let unknown = disks.all().filter(|(_, slot)| self.is_dirty_unknown(slot));
+        let unknown: BTreeSet<DiskId> = unknown.map(|(id, _)| id).collect();
         drop(disks);
         let mut flash_notices = self.flash_notices();
         flash_notices.extend(self.room_notice());
@@ -132,10 +152,12 @@ impl Daemon {
                 cached: status
                     .as_ref()
                     .map(|s| s.cached_blocks.saturating_mul(BLOCK)),
-                dirty: status.map(|s| match s.lives_on_flash {
-                    true => 0,
-                    false => s.owed_bytes(),
-                }),
+                dirty: status
+                    .filter(|s| s.lives_on_flash || !unknown.contains(&r.id))
+                    .map(|s| match s.lives_on_flash {
+                        true => 0,
+                        false => s.owed_bytes(),
+                    }),
             }
         });
         let promised = super::homeless::promised(pool.registry());
@@ -154,7 +176,10 @@ impl Daemon {
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(self.dirty_bytes()),
             promised,
-            promised_most: super::homeless::most(self.holds()),
+            promised_most: match self.without_flash {
+                true => 0,
+                false => super::homeless::most(self.holds()),
+            },
             ram_stage: Some(stats.stage_capacity_blocks.saturating_mul(BLOCK)),
             ram_stage_most: stats.stage_most_blocks.saturating_mul(BLOCK),
             stuck: lock(&self.stuck).clone(),
@@ -190,7 +215,7 @@ impl Daemon {
     }
 
     /// How far the origin of an ordered disk is.
-    pub(super) fn order_of(&self, record: &DiskRecord) -> Option<OrderInfo> {
+    fn order_of(&self, slot: &Slot, record: &DiskRecord) -> Option<OrderInfo> {
         if record.mode != hearth_format::CacheMode::WriteBackOrdered {
             return None;
         }
@@ -206,15 +231,37 @@ impl Daemon {
             Some(Upto::At(_)) => self.origin_upto(record.id),
             Some(Upto::Earlier) | None => noted(),
         };
+        let in_order = match state.map(|s| s.upto) {
+            Some(Upto::Mixed) => false,
+            Some(_) => true,
+            None => upto.is_some(),
+        };
+        // The engine may not have heard of it yet.
+        let begins = match state {
+            None => slot.export().is_some(),
+            Some(state) => state.versions == 0,
+        };
+        let status = self.engine.status(record.id);
+        let status = status.filter(|_| begins && !in_order && !self.cache_is_off());
         Some(OrderInfo {
-            in_order: match state.map(|s| s.upto) {
-                Some(Upto::Mixed) => false,
-                Some(_) => true,
-                None => upto.is_some(),
-            },
+            begins: status.is_some_and(|s| s.owed_blocks() == 0 && s.lost_ranges.is_empty()),
+            in_order,
             upto,
             behind: state.map_or(0.0, |s| s.age_ns as f64 / 1e9),
             late: state.is_some_and(|s| s.late),
+        })
+    }
+
+    /// Something of a disk that is not served may have been dirty on flash that is gone, and nobody knows how much.
+    /// Whoever asks holds the pool's lock.
+    fn is_dirty_unknown(&self, slot: &Slot) -> bool {
+        let unserved = slot.life.unserved().is_some();
+        let beside = self.beside.as_ref().filter(|_| unserved);
+        beside.is_some_and(|beside| {
+            beside.says(|notes| {
+                let gone = self.without_flash && notes.dirty.contains(slot.id);
+                gone || notes.lost.contains(slot.id)
+            })
         })
     }
 
@@ -255,14 +302,16 @@ impl Daemon {
             state = DiskState::Flushing;
         }
         let mut notices = slot.session.notices.clone();
+        let dirty_unknown = !record.is_flash_only() && self.is_dirty_unknown(slot);
         if self.cache_is_off() {
+            let goes_on = goes_on(
+                state,
+                record.is_flash_only(),
+                dirty_unknown,
+                status.owed_bytes(),
+            );
             notices.push(format!(
-                "the cache is off, see `hearth pool show`; {}",
-                match status.owed_bytes() {
-                    _ if record.is_flash_only() => "the disk lives on flash: its writes fail, and what it holds can be read as long as flash answers".to_owned(),
-                    0 => "the disk goes on from its origin".to_owned(),
-                    owed => format!("{} are still only on flash", crate::size::human(owed)),
-                }
+                "the cache is off, see `hearth pool show`; {goes_on}"
             ));
             notices.extend(self.room_again().map(str::to_owned));
         }
@@ -313,8 +362,9 @@ impl Daemon {
                 true => 0,
                 false => status.owed_bytes(),
             },
+            dirty_unknown,
             home: record.home.into(),
-            order: self.order_of(record),
+            order: self.order_of(slot, record),
             connections: slot.export().map_or(0, |e| e.clients().connections()),
             clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
             link,
@@ -389,6 +439,9 @@ impl Daemon {
             flash_spans(now, now, &flash, &windows),
             all_spans(now, &reports),
         );
+        if self.without_flash {
+            (pool.capacity, pool.segments, pool.free_segments) = (0, 0, 0);
+        }
         pool.stuck = lock(&self.stuck).clone();
         pool.endurance = self.endurance();
         StatsReport {
@@ -398,3 +451,6 @@ impl Daemon {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -86,6 +86,16 @@ impl Daemon {
                 "`hearth disk list` shows what is dirty or lost; `hearth disk accept-loss NAME` accepts it, and then it goes on by itself",
             ));
         }
+        // What such a server has answered, and not made durable, nobody would send it again.
+        if failed.hindrance == Some(Hindrance::Unflushed) && !self.origins_answer() {
+            return Err(Error::refused(
+                format!(
+                    "the pool cannot go on without {} yet: an origin that has to make something durable first does not answer",
+                    old.display()
+                ),
+                "see `hearth status` for which one; it goes on by itself once the guest's next flush has failed, or that origin is back",
+            ));
+        }
         self.begin_without(&failed, yes)
     }
 
@@ -95,12 +105,12 @@ impl Daemon {
         let device = self.path_of(failed.device);
         let what = format!("go on without {device}");
         self.reshaping.begin(what.clone(), Stage::Switching)?;
-        self.reshaping.set_without(failed.device);
         if !self.succession.appoint(Path::new(OURSELVES)) {
             let why = Error::conflict("another program is taking over", "try again when it has");
             self.reshaping.end(Err(why.clone()));
             return Err(why);
         }
+        self.reshaping.set_without(failed.device);
         self.events.tell(Event::FlashDeviceLeft {
             device,
             kept_bytes: failed.kept_blocks * BLOCK,

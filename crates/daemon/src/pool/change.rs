@@ -270,7 +270,7 @@ pub(crate) fn ready(
     let twice = pool.superblock.is_twice();
     if twice && !matches!(what, Change::Replace { .. }) {
         return Err(Error::refused(
-            "a pool that keeps everything on two devices has the devices it was made with",
+            "a pool made with `--dirty-copies 2`, where dirty data is on two devices, has the devices it was made with",
             "put another one in the place of one of them with `hearth pool replace-flash`, or make a new pool for more or fewer",
         ));
     }

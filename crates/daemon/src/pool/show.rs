@@ -16,6 +16,9 @@ impl Pool {
     pub(crate) fn devices(&self) -> Vec<PoolDevice> {
         let superblock = &self.superblock;
         let layout = &superblock.layout;
+        // What the layout says of flash that is gone is made up.
+        let there = !self.is_without_flash();
+        let of_flash = |n: u64| if there { n } else { 0 };
         let paths = self.paths().into_iter().zip(0..);
         let devices = paths.map(|(path, n)| {
             let entry = superblock.devices.get(n);
@@ -29,9 +32,9 @@ impl Pool {
                 uuid: entry.map_or(superblock.device, |e| e.device).to_string(),
                 model: model(&path),
                 state: "in-use".to_owned(),
-                bytes: entry.map_or_else(|| self.media().size(), |e| e.bytes()),
-                capacity: u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK,
-                segments: u64::from(segments),
+                bytes: of_flash(entry.map_or_else(|| self.media().size(), |e| e.bytes())),
+                capacity: of_flash(u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK),
+                segments: of_flash(u64::from(segments)),
                 swap: u64::from(aside) * segment,
                 lost: self.flash.is_lost(n as u16),
                 ..PoolDevice::default()

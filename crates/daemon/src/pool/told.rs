@@ -22,6 +22,9 @@ impl Pool {
             PoolState::Open => "dirty",
             PoolState::Failed => "failed",
         };
+        // What the layout says of flash that is gone is made up.
+        let there = !self.is_without_flash();
+        let of_flash = |n: u64| if there { n } else { 0 };
         PoolInfo {
             uuid: self.superblock.pool.to_string(),
             label: self.superblock.label.clone(),
@@ -33,15 +36,15 @@ impl Pool {
             state: state.to_owned(),
             notices: Vec::new(),
             created: self.superblock.created_unix_s,
-            device_bytes: self.flash.iter().map(|device| device.size()).sum(),
+            device_bytes: of_flash(self.flash.iter().map(|device| device.size()).sum()),
             devices: self.devices(),
             dirty_copies: if self.superblock.is_twice() { 2 } else { 1 },
             clean_copies: match self.superblock.is_twice() && !layout.once {
                 true => 2,
                 false => 1,
             },
-            capacity: self.capacity(),
-            segments: self.segments(),
+            capacity: of_flash(self.capacity()),
+            segments: of_flash(self.segments()),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,
             ram: self.footprint(None),
             ram_stage: None,

@@ -2,20 +2,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use hearth_io::Claim;
+use hearth_nfs::handle::Key;
 use hearth_nfs::tree::Outcome;
 use hearth_nfs::v3::{Attributes, Status};
 use hearth_trees::pair::{Fail, Place};
 use rustix::fs::{FallocateFlags, SeekFrom, Stat, Timestamps};
 
 use super::both::lock;
-use super::side::Open;
-use super::{Inner, parts, refused, told};
+use super::side::{Open, number_of};
+use super::{Inner, key_of, parts, refused, told};
 
 /// A file of a tree, as long as that takes part.
 type Kept = Option<(u64, Arc<File>)>;
@@ -40,6 +41,11 @@ fn os(status: Status) -> io::Error {
 }
 
 impl TwinFile {
+    /// What the datastore of this number calls an open file of one of its trees. It may be open by path only.
+    pub fn key_of_open(file: &impl AsFd, store: u64) -> Option<Key> {
+        number_of(file, store).ok()?.map(key_of)
+    }
+
     pub(super) fn new(inner: Arc<Inner>, number: u64) -> TwinFile {
         TwinFile {
             inner,

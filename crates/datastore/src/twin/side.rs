@@ -96,6 +96,13 @@ fn split(value: &[u8]) -> Option<(u64, u64)> {
     Some((u64::from_be_bytes(*store), u64::from_be_bytes(number)))
 }
 
+/// The number of an open file in this datastore, if it has one.
+pub(super) fn number_of(file: &impl AsFd, store: u64) -> io::Result<Option<u64>> {
+    let value = get(file, FILE)?;
+    let own = value.as_deref().and_then(split);
+    Ok(own.filter(|(of, _)| *of == store).map(|(_, number)| number))
+}
+
 /// What stands in a root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
@@ -240,13 +247,7 @@ impl Open {
         if let Some(number) = lock(&self.known).numbers.get(key) {
             return Ok(Some(*number));
         }
-        let fd = self.dir.open_path(key)?;
-        let value = get(&fd, FILE)?;
-        let number = value
-            .as_deref()
-            .and_then(split)
-            .filter(|(store, _)| *store == self.store)
-            .map(|(_, number)| number);
+        let number = number_of(&self.dir.open_path(key)?, self.store)?;
         if let Some(number) = number {
             self.note(key, number);
         }

@@ -373,8 +373,20 @@ fn what_would_be_lost_is_not_taken_as_the_second_tree() {
     let Some(place) = place() else { return };
     let both = place.both();
     fs::write(both[1].join("mine"), b"x").unwrap();
-    let refused = prepare(&both, 77).unwrap_err();
+    let refused = prepare(&both, 77).unwrap_err().what;
     assert!(refused.contains("has to be empty"), "{refused}");
     fs::remove_file(both[1].join("mine")).unwrap();
     prepare(&both, 77).unwrap();
+}
+
+/// The daemon of the package is root, and yet may not.
+#[test]
+fn a_directory_that_takes_no_mark_names_the_right_that_is_lacked() {
+    let refused = |errno: rustix::io::Errno| unmarked(Path::new("/a"), &errno.into());
+    let right = refused(rustix::io::Errno::PERM);
+    assert!(right.what.contains("CAP_SYS_ADMIN"), "{right:?}");
+    assert!(right.remedy.contains("systemctl edit hearth"), "{right:?}");
+    let kept = refused(rustix::io::Errno::OPNOTSUPP);
+    assert!(!kept.what.contains("CAP_SYS_ADMIN"), "{kept:?}");
+    assert!(kept.remedy.contains("ext4"), "{kept:?}");
 }

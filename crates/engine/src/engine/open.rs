@@ -239,15 +239,28 @@ impl Engine {
         }
         if !loaded {
             let again = (core.flash.sb.clone(), core.opts.clone());
-            let recovered = Self::recover(&mut core, media, &since, &mut report);
-            if let (Err(OpenError::Damaged(_)), Some(spread)) = (&recovered, media.spread())
-                && spread.turn()
-            {
-                // The other half of each segment may be whole. Nothing was written so far.
-                core = Self::blank(again.0, Some(spread), again.1, known);
-                Self::recover(&mut core, media, &since, &mut report)?;
-            } else {
-                recovered?;
+            let mut turned = false;
+            loop {
+                let recovered = core.recover(media, &since);
+                let begins_there = std::mem::take(&mut core.flash.begins_there);
+                let begins_there = match (recovered, media.spread()) {
+                    (Ok(found), _) => {
+                        report.segments = found.segments;
+                        report.discarded = found.discarded;
+                        break;
+                    }
+                    // The other half of each segment may be whole. Nothing was written so far.
+                    (Err(RecoverError::Damaged(_)), Some(spread)) if !turned && spread.turn() => {
+                        turned = true;
+                        Vec::new()
+                    }
+                    (Err(RecoverError::BeginsThere(seg)), Some(_)) => {
+                        [begins_there, vec![seg]].concat()
+                    }
+                    (Err(e), _) => return Err(refused(e)),
+                };
+                core = Self::blank(again.0.clone(), media.spread(), again.1.clone(), known);
+                core.flash.begins_there = begins_there;
             }
             core.drop_scratch(&mut report);
         }
@@ -294,22 +307,6 @@ impl Engine {
             core: Mutex::new(core),
         };
         Ok((engine, report))
-    }
-
-    fn recover(
-        core: &mut Core,
-        media: &mut dyn Media,
-        since: &BTreeMap<DiskId, u64>,
-        report: &mut OpenReport,
-    ) -> Result<(), OpenError> {
-        let found = core.recover(media, since).map_err(|e| match e {
-            RecoverError::Io(e) => OpenError::Io(e),
-            RecoverError::Format(e) => OpenError::Format(e),
-            RecoverError::Damaged(why) => OpenError::Damaged(why),
-        })?;
-        report.segments = found.segments;
-        report.discarded = found.discarded;
-        Ok(())
     }
 
     /// Takes no more requests (or takes them again) and brings everything to rest.
@@ -381,5 +378,14 @@ impl Engine {
         };
         core.flash.store_superblock(media)?;
         Ok(())
+    }
+}
+
+fn refused(e: RecoverError) -> OpenError {
+    match e {
+        RecoverError::Io(e) => OpenError::Io(e),
+        RecoverError::Format(e) => OpenError::Format(e),
+        RecoverError::Damaged(why) => OpenError::Damaged(why),
+        e @ RecoverError::BeginsThere(_) => OpenError::Damaged(e.to_string()),
     }
 }

@@ -140,12 +140,17 @@ impl Engine {
 }
 
 impl Disk {
+    /// Its origin has failed its last flush, or is asked for none any more.
+    fn origin_fails(&self) -> bool {
+        self.fenced || self.origin.sync.error.is_some()
+    }
+
     /// Its origin fails, and has not made durable what was written to it, but nothing dirty would be lost if it never did, and the guest
     /// was told that its flush failed: a link to the origin's server forgets what it would have sent again.
     fn is_let_go(&self) -> bool {
         let sync = &self.origin.sync;
-        let fails = self.attached && !sync.is_durable() && sync.error.is_some();
-        fails && sync.is_superseded_durably() && sync.is_guest_told()
+        let unflushed = self.attached && !sync.is_durable();
+        unflushed && self.origin_fails() && sync.is_superseded_durably() && sync.is_guest_told()
     }
 }
 
@@ -165,7 +170,7 @@ impl Core {
         }
         let mut unflushed = self.unflushed().peekable();
         unflushed.peek()?;
-        match unflushed.any(|d| d.origin.sync.error.is_some()) {
+        match unflushed.any(Disk::origin_fails) {
             true => Some(Hindrance::OriginFails),
             false => Some(Hindrance::Unflushed),
         }

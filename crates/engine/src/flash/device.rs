@@ -111,6 +111,8 @@ pub(crate) struct FlashDevice<U: Users> {
     /// What was read from them lately: first slot, and slots.
     pub(in crate::flash) hot: VecDeque<(Slot, u32)>,
     pub pool_tag: u64,
+    /// Segments whose beginning a start takes from the half that is not read otherwise.
+    pub begins_there: Vec<u32>,
     pub log: Log<U::Token>,
     /// Copies that do not count any more.
     pub dead: Dead,
@@ -210,6 +212,7 @@ impl<U: Users> FlashDevice<U> {
             leaves_slow: false,
             hot: VecDeque::new(),
             pool_tag: sb.pool_tag(),
+            begins_there: Vec::new(),
             log,
             dead: Dead::default(),
             touched: vec![0; layout.segment_count as usize],

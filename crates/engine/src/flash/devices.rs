@@ -317,7 +317,8 @@ impl Devices {
     }
 
     /// A device has done its part; if what it is a part of has ended with it, how. It has when all have ended well or, where
-    /// nothing is there twice, one has not: nobody waits for a device that hangs to hear that another one failed.
+    /// nothing is there twice, one has not: nobody waits for a device that hangs to hear that another one failed. A discard that one half
+    /// refused goes on in the other, and may land on what is written there next.
     pub fn part_ended(&mut self, part: Part, result: Result<(), IoError>) -> Told {
         if let Some(d) = self.each.get_mut(usize::from(part.device)) {
             d.ended_ns = self.awake_ns;
@@ -338,13 +339,15 @@ impl Devices {
             false => result,
         };
         let early = self.faults.has(Fault::FlushEndsEarly);
+        let twice = self.are_twice();
         let Some(joint) = self.joints.get_mut(&part.joint) else {
             return Told::default();
         };
         joint.waits &= !bit(part.device);
         joint.result = joint.result.and(result);
         let over = joint.waits == 0;
-        let told = match over || early || result.is_err() {
+        let fails = result.is_err() && (matters || !twice);
+        let told = match over || early || fails {
             true => joint.op.take(),
             false => None,
         };
@@ -857,6 +860,17 @@ mod tests {
         let parts = write(&mut devices);
         assert!(end(&mut devices, parts[1], Ok(())).is_none());
         assert!(end(&mut devices, parts[0], Ok(())).is_some_and(|e| e.result.is_ok()));
+    }
+
+    /// A segment was taken for free while the other half was still being discarded, and written to.
+    #[test]
+    fn a_discard_that_one_half_refuses_has_ended_when_the_other_has_too() {
+        let mut devices = mirrored();
+        let io = Io::range(Target::Flash(0), OpKind::Discard, 8192, 4096);
+        let parts = devices.pair(FlashOp::Trim { seg: 0 }, &io);
+        let parts: Vec<_> = parts.into_iter().map(|(part, _)| part).collect();
+        assert!(end(&mut devices, parts[0], Err(IoError::Os(5))).is_none());
+        assert!(end(&mut devices, parts[1], Ok(())).is_some());
     }
 
     #[test]

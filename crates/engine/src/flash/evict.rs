@@ -79,6 +79,8 @@ pub(crate) struct Evict {
     /// What it says again takes the room of so many blocks.
     pub(in crate::flash) said_blocks: u32,
     says: Says,
+    /// Each half of it was asked for that.
+    asked_both: bool,
     pub(in crate::flash) choice: Choice,
     /// Evictions so far.
     pub(in crate::flash) count: u64,
@@ -244,6 +246,7 @@ impl<U: Users> FlashDevice<U> {
             Says::Unread if self.is_sealing(seg) => false,
             Says::Unread => {
                 self.evict.says = Says::Reading;
+                self.evict.asked_both = false;
                 self.send_read_entries(seg, false, 0);
                 false
             }
@@ -288,9 +291,14 @@ impl<U: Users> FlashDevice<U> {
                 self.evict.says = Says::Read(entries);
             }
             None if !whole => self.send_read_entries(seg, true, 0),
-            // Both halves say the same, and one of them may have rotted.
-            None if self.was_first_half(seg, done) => self.send_read_entries(seg, true, 1),
-            None if self.is_half_left(seg, done) => {}
+            // Both halves say the same, and one of them may have rotted. What cannot be read there is read here, once more; that is the end.
+            None if !self.evict.asked_both && self.was_first_half(seg, done) => {
+                self.evict.asked_both = true;
+                self.send_read_entries(seg, true, 1);
+            }
+            None if !self.evict.asked_both && self.is_half_left(seg, done) => {
+                self.evict.asked_both = true;
+            }
             None => {
                 // Nobody knows what it says, so it stays as it is, and serves what it holds.
                 took(Path::SegmentUnreadable);

@@ -28,6 +28,10 @@ pub(crate) enum RecoverError {
     Format(#[from] FormatError),
     #[error("the log is damaged: {0}")]
     Damaged(String),
+    /// The log goes on in a segment whose beginning only the half has that is not read otherwise: all is to be looked at again, with
+    /// that beginning. What was written meanwhile is what every start would write.
+    #[error("the log goes on in the other half of segment {0}")]
+    BeginsThere(u32),
 }
 
 /// How a log is to be read.
@@ -600,7 +604,8 @@ impl<U: Users> FlashDevice<U> {
     /// What no flush covered one device may have, and the other not. A start reads one half of a segment; the next one
     /// may have to read the other, and must find the same. What was durable is on both; so what remains are the ends of
     /// the log, and segments of which nothing was found here: if the other half has the beginning of one, that
-    /// never happened either, and its numbers come again.
+    /// never happened either, and its numbers come again. But if that is the very batch that comes next, it may be that it rotted here, and
+    /// was promised.
     fn make_halves_alike(
         &self,
         media: &mut dyn Media,
@@ -644,6 +649,7 @@ impl<U: Users> FlashDevice<U> {
             counts[seg as usize] = true;
         }
         let summary = self.layout.summary_bytes();
+        let next = found.last_batch + 1;
         for seg in (0..)
             .zip(counts)
             .filter(|(_, counts)| !counts)
@@ -655,6 +661,12 @@ impl<U: Users> FlashDevice<U> {
                 media.read_other(self.layout.summary_offset(seg), end),
             ];
             let both = read.iter().all(|r| matches!(r, Ok(true)));
+            let looked_at =
+                self.begins_there.contains(&seg) || self.faults.has(Fault::BeginningOfOne);
+            if !looked_at && matches!(read[0], Ok(true)) && self.begins_with(start, next) {
+                took(Path::HalfBegins);
+                return Err(RecoverError::BeginsThere(seg));
+            }
             if both && self.begins_after(start, end, found.last_batch) {
                 took(Path::HalfWiped);
                 found.wipe.push(seg);

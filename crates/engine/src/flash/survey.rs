@@ -93,6 +93,20 @@ impl<U: Users> FlashDevice<U> {
                 self.look_at(keep, segs.zip(ends), &mut found, &mut unsealed);
             },
         );
+        for seg in &self.begins_there {
+            let mut start = vec![0u8; BLOCK_BYTES];
+            let at = self.layout.segment_offset(*seg);
+            let read = media.read_other(at, &mut start);
+            let head = BatchHeader::decode(&start, &mut Vec::new());
+            let head = head
+                .ok()
+                .filter(|h| matches!(read, Ok(true)) && self.is_ours(h));
+            if let Some(h) = head {
+                found.retain(|f| f.seg != *seg);
+                unsealed.retain(|(known, ..)| known != seg);
+                unsealed.push((*seg, h.segment_seq, false, h.flags & BATCH_AGAIN != 0));
+            }
+        }
         for (seg, seq, blind, again) in unsealed {
             let (batches, claimed) = self.walk(media, seg);
             found.push(Found {
@@ -199,6 +213,12 @@ impl<U: Users> FlashDevice<U> {
         batch.max(summary).is_some_and(|seq| seq > last)
     }
 
+    /// Is it the beginning of a segment that was opened for batch `seq`?
+    pub fn begins_with(&self, start: &[u8], seq: u64) -> bool {
+        let batch = BatchHeader::decode(start, &mut Vec::new()).ok();
+        batch.is_some_and(|h| self.is_ours(&h) && h.batch_seq == seq)
+    }
+
     /// What a summary tells that was read while the pool is served, if it is that of this life of the segment.
     pub fn entries_of_summary(&self, bytes: &[u8], seq: u64) -> Option<Vec<Entry>> {
         let (h, told) = self.decode_summary(bytes)?;
@@ -268,8 +288,10 @@ impl<U: Users> FlashDevice<U> {
         };
         let (batches, claimed) = self.walk_bytes(half, None);
         let end = batches.iter().map(|b| 1 + b.rows).sum::<u32>();
-        // Of a segment of which not even the beginning can be read nobody knows which life of it the other half has.
-        let begun = end > 0 && self.devices.are_twice() && !self.faults.has(Fault::OneHalfWalked);
+        // Of a segment of which not even the beginning can be read nobody knows which life of it the other half has, but by its number.
+        let begun = (end > 0 || self.begins_there.contains(&seg))
+            && self.devices.are_twice()
+            && !self.faults.has(Fault::OneHalfWalked);
         if !begun || end >= self.log.data_blocks && batches.iter().all(|b| b.data_ok) {
             return (batches, claimed);
         }

@@ -16,7 +16,10 @@ const BACKOFF_DOUBLINGS: u32 = 6;
 /// Who waits for a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SyncWaiter {
-    Request(ReqId),
+    /// A client's flush.
+    Flush(ReqId),
+    /// A client's write that is to be durable: of what it wrote before, its failure says nothing.
+    Fua(ReqId),
     Destage,
     Intents,
     Nobody,
@@ -138,6 +141,11 @@ impl OriginSync {
         self.durable.max(self.told) >= self.guest
     }
 
+    /// A client's flush fails, and the origin is not asked any more.
+    pub fn flush_refused(&mut self) {
+        self.told = self.guest;
+    }
+
     /// True if everything that was written to the origin is durable there.
     pub fn is_durable(&self) -> bool {
         self.durable >= self.completed
@@ -194,7 +202,7 @@ impl OriginSync {
             self.not_before_ns = now + (BACKOFF_NS << self.failures.min(BACKOFF_DOUBLINGS));
             self.failures += 1;
             let of_clients = self.waiters.iter();
-            let of_clients = of_clients.filter(|(_, who)| matches!(who, SyncWaiter::Request(_)));
+            let of_clients = of_clients.filter(|(_, who)| matches!(who, SyncWaiter::Flush(_)));
             let told = of_clients.map(|(target, _)| *target).max();
             self.told = self.told.max(told.unwrap_or(0));
             return self.take_waiters();
@@ -216,7 +224,7 @@ mod tests {
     use super::*;
 
     fn request(n: usize) -> SyncWaiter {
-        SyncWaiter::Request(ReqId::new(n, 0))
+        SyncWaiter::Flush(ReqId::new(n, 0))
     }
 
     #[test]
@@ -244,12 +252,19 @@ mod tests {
         let covers = sync.begin_flush().expect("none is under way");
         sync.end_flush(covers, Some(IoError::Os(5)), 1);
         assert!(!sync.is_guest_told(), "nobody asked");
+        let one = SyncWaiter::Fua(ReqId::new(1, 0));
+        assert_eq!(sync.wait(write, one), Wait::Begun);
+        let covers = sync.begin_flush().expect("none is under way");
+        sync.end_flush(covers, Some(IoError::Os(5)), 1);
+        assert!(!sync.is_guest_told(), "only of that write");
         assert_eq!(sync.wait(write, request(1)), Wait::Begun);
         let covers = sync.begin_flush().expect("none is under way");
         sync.end_flush(covers, Some(IoError::Os(5)), 2);
         assert!(sync.is_guest_told() && !sync.is_durable());
         sync.wrote(true);
         assert!(!sync.is_guest_told(), "not of what came later");
+        sync.flush_refused();
+        assert!(sync.is_guest_told());
     }
 
     #[test]

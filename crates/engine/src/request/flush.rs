@@ -22,6 +22,7 @@ impl Core {
         let disk = self.reqs[id].disk;
         let applied = self.flash.log.applied_ord;
         if self.fenced(disk) {
+            self.known_mut(disk).origin.sync.flush_refused();
             self.reqs[id].failed = Some(ReqError::Io);
             self.finish(id, now, fx);
             return;
@@ -75,7 +76,7 @@ impl Core {
             self.wait_flash(Until::Ord(applied), FlashWaiter::Request(id), now, fx);
         }
         if origin {
-            self.wait_origin(disk, guest, SyncWaiter::Request(id), now, fx);
+            self.wait_origin(disk, guest, SyncWaiter::Flush(id), now, fx);
         }
     }
 
@@ -171,6 +172,9 @@ impl Core {
     ) {
         let d = self.known_mut(disk);
         if d.fenced && d.origin.sync.durable() < target {
+            if matches!(who, SyncWaiter::Flush(_)) {
+                d.origin.sync.flush_refused();
+            }
             self.origin_waited(disk, who, true, now, fx);
             return;
         }
@@ -227,7 +231,9 @@ impl Core {
         fx: &mut Effects,
     ) {
         match who {
-            SyncWaiter::Request(id) => self.request_durable(id, failed, now, fx),
+            SyncWaiter::Flush(id) | SyncWaiter::Fua(id) => {
+                self.request_durable(id, failed, now, fx)
+            }
             SyncWaiter::Nobody => {}
             SyncWaiter::Destage => self.destage_flushed(disk, failed, now, fx),
             SyncWaiter::Intents => {

@@ -873,7 +873,7 @@ impl Core {
         };
         if ok && fua && !self.opts.faults.has(Fault::FuaLeavesOriginVolatile) {
             self.reqs[id].write_mut().step = Step::WaitsForOrigin;
-            self.wait_origin(disk, written, SyncWaiter::Request(id), now, fx);
+            self.wait_origin(disk, written, SyncWaiter::Fua(id), now, fx);
         } else {
             self.finish(id, now, fx);
         }

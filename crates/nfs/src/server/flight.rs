@@ -77,6 +77,8 @@ struct State {
     stage: Stage,
     /// Where the answer goes; nowhere once there was one.
     links: Vec<Arc<Link>>,
+    /// Who is told to ask again as soon as that is noted; `None` while nothing is being noted.
+    told: Option<Telling>,
     /// What it holds of its client's share; given back with the answer.
     charge: Option<super::link::Charge>,
     /// It was begun and not finished in time.
@@ -87,15 +89,34 @@ struct State {
 
 /// Connections one answer goes to.
 const LINKS_MAX: usize = 4;
+/// Repetitions under other numbers that are answered when a call is noted. Further ones are not: who hears nothing sends his call again.
+const OTHERS_MAX: usize = 64;
+
+/// Who waits to be told to ask again.
+struct Telling {
+    links: Vec<Arc<Link>>,
+    /// Who asked under another number, and his answer.
+    others: Vec<(Arc<Link>, Answer)>,
+}
 
 /// What becomes of a repetition.
 pub(super) enum Also {
-    /// It will be answered.
+    /// It will be answered, or told to ask again as soon as that is noted.
     Sent,
     /// It has ended just now.
     Ended,
     /// Its client was told to ask again, and it goes on.
     Hangs,
+}
+
+/// One more connection to tell.
+fn join(links: &mut Vec<Arc<Link>>, link: &Arc<Link>) {
+    if !links.iter().any(|l| Arc::ptr_eq(l, link)) {
+        if links.len() == LINKS_MAX {
+            links.remove(0);
+        }
+        links.push(Arc::clone(link));
+    }
 }
 
 /// Sends an answer to all who wait for it. Only short ones are waited for by several.
@@ -131,6 +152,7 @@ impl Flight {
         let state = State {
             stage: Stage::Waiting(job),
             links: vec![link],
+            told: None,
             charge: Some(charge),
             stuck: false,
             noted: None,
@@ -199,65 +221,88 @@ impl Flight {
     }
 
     /// Patience is over. What was not begun never will be.
-    pub fn expire(&self) {
+    pub fn expire(self: &Arc<Self>) {
         let mut state = self.lock();
         let links = std::mem::take(&mut state.links);
         if links.is_empty() {
             return;
         }
         let charge = state.charge.take();
-        let noted = state.noted.clone();
-        let begun = match std::mem::replace(&mut state.stage, Stage::Ended) {
-            Stage::Waiting(job) => {
-                drop(state);
-                // It holds the message.
-                drop(job);
-                false
-            }
-            stage => {
-                state.stage = stage;
-                state.stuck = true;
-                self.pool.stuck(&self.about);
-                true
-            }
-        };
-        if let Some(slip) = &self.about.slip {
-            if begun {
-                self.replies.abandoned(slip, noted.clone(), Instant::now());
-            } else {
+        let stage = std::mem::replace(&mut state.stage, Stage::Ended);
+        if let Stage::Waiting(job) = stage {
+            drop(state);
+            // It holds the message.
+            drop(job);
+            if let Some(slip) = &self.about.slip {
                 self.replies.forget(slip);
             }
+            drop(charge);
+            return send(&links, self.later());
         }
+        state.stage = stage;
+        state.stuck = true;
+        self.pool.stuck(&self.about);
+        let noted = state.noted.clone();
+        if let Some(slip) = &self.about.slip {
+            self.replies.abandoned(slip, noted.clone(), Instant::now());
+        }
+        let Some(noted) = noted else {
+            drop(state);
+            drop(charge);
+            return send(&links, self.later());
+        };
+        // Who asks meanwhile is told no sooner.
+        state.told = Some(Telling {
+            links,
+            others: Vec::new(),
+        });
+        drop(state);
         drop(charge);
-        let later = self.later();
-        match noted.filter(|_| begun) {
-            None => send(&links, later),
-            // The disk it is written to may be the one that hangs.
-            Some(noted) => aside(move || {
-                noted.ledger.told(&noted.known);
-                send(&links, later);
-            }),
-        }
+        // The disk it is written to may be the one that hangs.
+        let flight = Arc::clone(self);
+        aside(move || {
+            noted.ledger.told(&noted.known);
+            let Some(told) = flight.lock().told.take() else {
+                return;
+            };
+            send(&told.links, flight.later());
+            for (link, later) in told.others {
+                link.send(later);
+            }
+        });
     }
 
     /// The call came again, over this connection: the answer is to go there too. Where it came
     /// before may be gone without our having noticed, or be there still.
     pub fn also(&self, link: &Arc<Link>) -> Also {
         let mut state = self.lock();
-        if state.links.is_empty() {
-            return if matches!(state.stage, Stage::Ended) {
-                Also::Ended
-            } else {
-                Also::Hangs
-            };
+        let State {
+            stage, links, told, ..
+        } = &mut *state;
+        if matches!(stage, Stage::Ended) {
+            return Also::Ended;
         }
-        if !state.links.iter().any(|l| Arc::ptr_eq(l, link)) {
-            if state.links.len() == LINKS_MAX {
-                state.links.remove(0);
-            }
-            state.links.push(Arc::clone(link));
+        match told {
+            Some(told) => join(&mut told.links, link),
+            None if links.is_empty() => return Also::Hangs,
+            None => join(links, link),
         }
         Also::Sent
+    }
+
+    /// The call came under another number, while it goes on: that is answered so, but not before this one is noted.
+    pub fn put_off(&self, link: &Arc<Link>, later: Answer) {
+        let mut state = self.lock();
+        match &mut state.told {
+            None => {
+                drop(state);
+                link.send(later);
+            }
+            Some(told) if told.others.len() < OTHERS_MAX => {
+                told.others.push((Arc::clone(link), later));
+            }
+            Some(_) => {}
+        }
     }
 
     /// The answer that asks the client to ask again.
@@ -266,5 +311,88 @@ impl Flight {
             Some(procedure) => Answer::from(refusal(self.about.xid, procedure, Status::JukeBox)),
             None => Answer::from(crate::mount::mounted(self.about.xid, Err(Status::Io))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::identity::Identity;
+    use crate::server::link::{Bell, Charge};
+
+    /// A connection, and the client's end of it.
+    fn connected() -> (Arc<Link>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (server, _) = listener.accept().expect("accepted");
+        let bell = Bell::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+        let link = Link::new(7, &Arc::new(server), &Arc::new(bell), &Arc::default());
+        (Arc::new(link), client)
+    }
+
+    /// A client that connects anew and repeats its call while that is being written down.
+    #[test]
+    fn who_repeats_a_call_is_told_to_ask_again_when_that_is_noted() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let identity = Identity {
+            store: 7,
+            secret: [9; 32],
+        };
+        let ledger = Arc::new(Ledger::open(dir.path(), &identity).expect("opened"));
+        let client = "192.0.2.1".parse().expect("an address");
+        let known = ledger.known(client, &[0; 40], (b"dir", b"lock"));
+        let noted = Noted {
+            ledger: Arc::clone(&ledger),
+            known,
+        };
+        let about = About {
+            xid: 1,
+            procedure: Some(Procedure::Create),
+            spot: Key::new(&[1]).expect("a key"),
+            slip: None,
+        };
+        let (first, mut old) = connected();
+        let (second, mut new) = connected();
+        let pool = Pool::start(2).expect("workers");
+        let flight = Flight::new(
+            about,
+            Box::new(|_, _| ()),
+            first,
+            Charge::new(1, [&Arc::default(), &Arc::default()]),
+            Arc::clone(&pool),
+            Arc::default(),
+        );
+        assert!(flight.begin().is_some() && flight.expects(&noted));
+        let hung = ledger.hung();
+        flight.expire();
+        assert!(
+            matches!(flight.also(&second), Also::Sent),
+            "it is told before that is noted"
+        );
+        flight.put_off(&second, Answer::from(vec![0, 0, 0, 2]));
+        new.set_nonblocking(true).expect("not blocking");
+        assert!(new.read(&mut [0; 4]).is_err());
+        new.set_nonblocking(false).expect("blocking");
+        drop(hung);
+        let told = |client: &mut TcpStream| {
+            let mut mark = [0; 4];
+            client.read_exact(&mut mark).expect("told");
+            let len = u32::from_be_bytes(mark) & 0x7fff_ffff;
+            let mut answer = vec![0; len as usize];
+            client.read_exact(&mut answer).expect("told");
+            answer.first_chunk().map(|xid| u32::from_be_bytes(*xid))
+        };
+        assert_eq!(told(&mut old), Some(1));
+        assert_eq!([told(&mut new), told(&mut new)], [Some(1), Some(2)]);
+        // From now on everybody is told at once.
+        assert!(matches!(flight.also(&second), Also::Hangs));
+        let mut bytes = std::fs::read(dir.path().join("calls")).expect("read");
+        assert_eq!(bytes.split_off(64)[0], 3, "it is noted");
+        pool.stop();
     }
 }

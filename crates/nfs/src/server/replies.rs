@@ -102,7 +102,7 @@ pub(super) enum Known {
     /// It came before, and is being carried out.
     UnderWay(Arc<Flight>),
     /// It is a repetition, under a new number, of one that is still being carried out.
-    Hangs,
+    Hangs(Arc<Flight>),
 }
 
 /// See the module.
@@ -206,9 +206,9 @@ impl Replies {
         });
         if let Some(first) = client.abandoned.get_mut(&slip.content) {
             match client.entries.get(&(first.xid, slip.content)) {
-                Some(Entry::UnderWay(_)) => {
+                Some(Entry::UnderWay(flight)) => {
                     first.told = at;
-                    return (Known::Hangs, None);
+                    return (Known::Hangs(Arc::clone(flight)), None);
                 }
                 Some(Entry::Ended(answer))
                     if at.saturating_duration_since(first.told) <= AGAIN_WITHIN =>

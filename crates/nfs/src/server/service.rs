@@ -268,7 +268,12 @@ impl Service {
             None => make(),
             Some(slip) => match self.replies.take(&slip, Instant::now(), make) {
                 (Known::New, Some(flight)) => flight,
-                (Known::New, None) | (Known::Hangs, _) => return no(Status::JukeBox),
+                (Known::New, None) => return no(Status::JukeBox),
+                (Known::Hangs(flight), _) => {
+                    let later = refusal(call.xid, procedure, Status::JukeBox);
+                    flight.put_off(link, Answer::from(later));
+                    return Taken::Answered(None);
+                }
                 (Known::Ended(answer), _) => {
                     link.send(Answer::from(answer));
                     return Taken::Answered(None);

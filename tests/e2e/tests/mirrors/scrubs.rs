@@ -143,7 +143,8 @@ fn what_a_leg_cannot_read_is_written_again() -> Result<()> {
 fn a_scrub_is_called_off_and_gone_on_with() -> Result<()> {
     let (mut hearth, _, _) = filled("off")?;
     hearth.ok(&["disk", "mirror", "d", "--rate", "5M", "--pause"])?;
-    hearth.ok(&["disk", "scrub", "d", "--every", "7"])?;
+    let said = hearth.ok(&["disk", "scrub", "d", "--every", "7"])?;
+    ensure!(said.contains("every 7 days"), "{said}");
     hearth.ok(&["disk", "scrub", "d", "--rate", "8M", "--no-wait"])?;
     let at = |least: u64| {
         wait::until("it goes on", LIMIT, || {

@@ -499,7 +499,7 @@ fn where_swap_cannot_be_inside_it_says_what_to_do() -> Result<()> {
         let on = ["on", "--size", "32M", "--in-pool", "--device", &second];
         if copies == "2" {
             let told = refused(&hearth, &on)?;
-            ensure!(told.contains("keeps everything twice"), "{told}");
+            ensure!(told.contains("each lie on two devices"), "{told}");
             ensure!(told.contains("--flash FILE"), "{told}");
             continue;
         }

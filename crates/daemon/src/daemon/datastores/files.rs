@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,36 +31,15 @@ use super::super::{Daemon, REST_PACE, REST_TIME, lock};
 use super::matching::Matching;
 use crate::api::datastores::FileRule;
 use crate::error::{Error, Kind, Result};
+use crate::keys::{key_of, text_of};
 use crate::pool::mode_of;
 use crate::{compare, settings};
-
-/// What the origin of a file's disk begins with in the registry.
-const FILE: &str = "file:";
 
 /// What is kept of flash for a file is a multiple of this: it is noted whenever it changes.
 const KEEP_STEP: u64 = 1 << 20;
 
 /// Longest wait for the last user of a file that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
-
-/// What a file is called in the registry.
-fn text_of(key: &Key) -> String {
-    key.bytes().iter().fold(FILE.to_owned(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-/// The file that is called so.
-fn key_of(text: &str) -> Option<Key> {
-    let digits = text.strip_prefix(FILE)?;
-    let bytes: Option<Vec<u8>> = (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok())
-        .collect();
-    Key::new(&bytes?)
-}
 
 fn identity(look: Look) -> OriginIdentity {
     OriginIdentity {
@@ -799,21 +777,5 @@ impl Daemon {
             }
             Ok(())
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_files_are_called_is_read_again() {
-        for bytes in [&b"\x01\x01\xff\x00"[..], b""] {
-            let key = Key::new(bytes).unwrap();
-            assert_eq!(key_of(&text_of(&key)), Some(key));
-        }
-        for text in ["file:0", "file:zz", "0102", "file:\u{fc}\u{fc}"] {
-            assert_eq!(key_of(text), None, "{text}");
-        }
     }
 }

@@ -94,12 +94,8 @@ pub(super) fn begin(record: &DatastoreRecord) -> Result<()> {
     if record.mirror.is_empty() {
         return Ok(());
     }
-    prepare(&directories(record), store(record)).map_err(|what| {
-        Error::refused(
-            what,
-            "give two directories on two disks, of which the second is empty",
-        )
-    })
+    prepare(&directories(record), store(record))
+        .map_err(|unfit| Error::refused(unfit.what, unfit.remedy))
 }
 
 /// What a datastore that could not be added left in the roots of its trees.

@@ -292,10 +292,20 @@ fn entries_read_at(d: &mut Device) -> (bool, hearth_io::IoOp) {
     )
 }
 
+/// What the half is like that is asked next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Other {
+    Whole,
+    Rotten,
+    /// What a device does not read it asks the other one for: without an end, if that one is rotten.
+    Unreadable,
+}
+
 /// The same where the halves do not differ: there is no second address, and the segment stayed for ever, with a good half.
 #[test]
 fn what_a_segment_says_is_read_from_either_half_where_both_have_all_of_it() {
-    for rotten_too in [false, true] {
+    for other in [Other::Whole, Other::Rotten, Other::Unreadable] {
+        let rotten_too = other != Other::Whole;
         for n in 0u64..2 {
             let mut d = device_on_two(false);
             let mut bytes = Vec::new();
@@ -335,6 +345,12 @@ fn what_a_segment_says_is_read_from_either_half_where_both_have_all_of_it() {
                 if step == 2 && !rotten_too {
                     op.bufs[0].clone().bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
                 }
+                let target = match (step, other) {
+                    // The device has asked the first one again.
+                    (2, Other::Unreadable) => devices[0],
+                    _ => op.target,
+                };
+                let op = hearth_io::IoOp { target, ..op };
                 d.entries_read(seg, whole, &op.done(Ok(()), 0), 0);
             }
             assert_eq!(devices[0], devices[1]);
