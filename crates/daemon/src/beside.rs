@@ -45,6 +45,8 @@ pub(crate) struct Beside {
     file: File,
     pool: Uuid,
     notes: Mutex<Stored>,
+    /// The same, held by nobody who waits for the file's disk.
+    seen: Mutex<PoolNotes>,
     shelf: Mutex<Shelf>,
 }
 
@@ -156,6 +158,7 @@ impl Beside {
             path,
             file,
             pool,
+            seen: Mutex::new(notes.clone()),
             notes: Mutex::new(Stored {
                 notes,
                 unsettled: false,
@@ -195,6 +198,7 @@ impl Beside {
                 path: path.clone(),
                 file,
                 pool,
+                seen: Mutex::new(notes.clone()),
                 notes: Mutex::new(Stored {
                     notes,
                     unsettled: true,
@@ -238,6 +242,11 @@ impl Beside {
         look(&lock(&self.notes).notes)
     }
 
+    /// The same as they were when they were stored last, without a wait for a disk that may hang.
+    pub(crate) fn said(&self, look: impl FnOnce(&PoolNotes) -> bool) -> bool {
+        look(&lock(&self.seen))
+    }
+
     /// The registry as it is in the file.
     pub(crate) fn registry(&self) -> Registry {
         lock(&self.shelf).registry.clone()
@@ -258,6 +267,7 @@ impl Beside {
         let (at, bytes) = next.encode();
         self.file.write_all_at(&bytes, at)?;
         self.file.sync_data()?;
+        lock(&self.seen).clone_from(&next);
         *stored = Stored {
             notes: next,
             unsettled: false,

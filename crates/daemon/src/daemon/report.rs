@@ -253,12 +253,12 @@ impl Daemon {
     }
 
     /// Something of a disk that is not served may have been dirty on flash that is gone, and nobody knows how much.
-    /// Whoever asks holds the pool's lock.
+    /// Whoever asks holds locks of others.
     fn is_dirty_unknown(&self, slot: &Slot) -> bool {
         let unserved = slot.life.unserved().is_some();
         let beside = self.beside.as_ref().filter(|_| unserved);
         beside.is_some_and(|beside| {
-            beside.says(|notes| {
+            beside.said(|notes| {
                 let gone = self.without_flash && notes.dirty.contains(slot.id);
                 gone || notes.lost.contains(slot.id)
             })

@@ -51,7 +51,7 @@ pub(super) fn read_log(
         opened.map_err(|e| Error::of(Kind::Unavailable, e.fault().within(flash.display())))?;
     if report.discarded > 0 {
         doubts.push(format!(
-            "the end of the log is not whole, as after a power cut: {} batches written last do not count; a guest was told of none of them that they are durable, unless the device has lost what it had made durable",
+            "the end of the log is not whole, as after a power cut: what was written last to {} segments does not count; a guest was told of none of it that it is durable, unless the device has lost what it had made durable",
             report.discarded
         ));
     }

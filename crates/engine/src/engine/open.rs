@@ -242,21 +242,19 @@ impl Engine {
             let mut turned = false;
             loop {
                 let recovered = core.recover(media, &since);
-                let begins_there = std::mem::take(&mut core.flash.begins_there);
                 let begins_there = match (recovered, media.spread()) {
                     (Ok(found), _) => {
                         report.segments = found.segments;
                         report.discarded = found.discarded;
                         break;
                     }
-                    // The other half of each segment may be whole. Nothing was written so far.
+                    // The other half of each segment may be whole. Nothing was written so far, or what every start would write.
                     (Err(RecoverError::Damaged(_)), Some(spread)) if !turned && spread.turn() => {
                         turned = true;
-                        Vec::new()
+                        BTreeMap::new()
                     }
-                    (Err(RecoverError::BeginsThere(seg)), Some(_)) => {
-                        [begins_there, vec![seg]].concat()
-                    }
+                    // Once in each order of the halves.
+                    (Err(RecoverError::BeginsThere(there)), Some(_)) => there,
                     (Err(e), _) => return Err(refused(e)),
                 };
                 core = Self::blank(again.0.clone(), media.spread(), again.1.clone(), known);

@@ -18,6 +18,7 @@ use crate::flash::fail::{FailMark, Noted};
 use crate::flash::gone::Dropping;
 use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
 use crate::flash::map::MapStore;
+use crate::flash::recover::Beginning;
 use crate::flash::rescue::Rescue;
 use crate::flash::twice::Losing;
 use crate::stats::{PoolCounters, ewma};
@@ -112,7 +113,7 @@ pub(crate) struct FlashDevice<U: Users> {
     pub(in crate::flash) hot: VecDeque<(Slot, u32)>,
     pub pool_tag: u64,
     /// Segments whose beginning a start takes from the half that is not read otherwise.
-    pub begins_there: Vec<u32>,
+    pub begins_there: BTreeMap<u32, Beginning>,
     pub log: Log<U::Token>,
     /// Copies that do not count any more.
     pub dead: Dead,
@@ -212,7 +213,7 @@ impl<U: Users> FlashDevice<U> {
             leaves_slow: false,
             hot: VecDeque::new(),
             pool_tag: sb.pool_tag(),
-            begins_there: Vec::new(),
+            begins_there: BTreeMap::new(),
             log,
             dead: Dead::default(),
             touched: vec![0; layout.segment_count as usize],

@@ -317,8 +317,8 @@ impl Devices {
     }
 
     /// A device has done its part; if what it is a part of has ended with it, how. It has when all have ended well or, where
-    /// nothing is there twice, one has not: nobody waits for a device that hangs to hear that another one failed. A discard that one half
-    /// refused goes on in the other, and may land on what is written there next.
+    /// nothing is there twice, one has not: nobody waits for a device that hangs to hear that another one failed. What may fail
+    /// waits for both halves: a discard that one refused goes on in the other, and may land on what is written there next.
     pub fn part_ended(&mut self, part: Part, result: Result<(), IoError>) -> Told {
         if let Some(d) = self.each.get_mut(usize::from(part.device)) {
             d.ended_ns = self.awake_ns;

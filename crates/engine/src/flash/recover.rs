@@ -16,7 +16,7 @@ use hearth_format::superblock::INCOMPAT_MAP;
 use hearth_format::{FormatError, Kind, MapEntry, SegmentMap, SummaryHeader};
 use hearth_io::{BLOCK, Media};
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::io;
 
 /// Why the log cannot be used.
@@ -28,10 +28,17 @@ pub(crate) enum RecoverError {
     Format(#[from] FormatError),
     #[error("the log is damaged: {0}")]
     Damaged(String),
-    /// The log goes on in a segment whose beginning only the half has that is not read otherwise: all is to be looked at again, with
-    /// that beginning. What was written meanwhile is what every start would write.
-    #[error("the log goes on in the other half of segment {0}")]
-    BeginsThere(u32),
+    /// The log goes on in segments whose beginning only the half has that is not read otherwise: all is to be looked at again, with
+    /// those beginnings. What was written meanwhile is what every start would write.
+    #[error("the log goes on in the other half of {} segments", .0.len())]
+    BeginsThere(BTreeMap<u32, Beginning>),
+}
+
+/// The first batch of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beginning {
+    pub segment_seq: u64,
+    pub batch_seq: u64,
 }
 
 /// How a log is to be read.
@@ -650,6 +657,10 @@ impl<U: Users> FlashDevice<U> {
         }
         let summary = self.layout.summary_bytes();
         let next = found.last_batch + 1;
+        // What a start before this one could not wipe is of an earlier life.
+        let newest = found.accepted.iter().map(|(_, seq)| *seq).max();
+        let looked_at = !self.begins_there.is_empty() || self.faults.has(Fault::BeginningOfOne);
+        let mut there = BTreeMap::new();
         for seg in (0..)
             .zip(counts)
             .filter(|(_, counts)| !counts)
@@ -660,17 +671,26 @@ impl<U: Users> FlashDevice<U> {
                 media.read_other(self.layout.segment_offset(seg), start),
                 media.read_other(self.layout.summary_offset(seg), end),
             ];
-            let both = read.iter().all(|r| matches!(r, Ok(true)));
-            let looked_at =
-                self.begins_there.contains(&seg) || self.faults.has(Fault::BeginningOfOne);
-            if !looked_at && matches!(read[0], Ok(true)) && self.begins_with(start, next) {
-                took(Path::HalfBegins);
-                return Err(RecoverError::BeginsThere(seg));
+            // Of what cannot be read nothing is believed; the other end says enough.
+            for (read, bytes) in read.iter().zip([&mut *start, &mut *end]) {
+                if !matches!(read, Ok(true)) {
+                    bytes.fill(0);
+                }
             }
-            if both && self.begins_after(start, end, found.last_batch) {
+            if let Some(begins) = self.beginning(start)
+                && newest.is_none_or(|newest| begins.segment_seq > newest)
+            {
+                there.insert(seg, begins);
+            }
+            if self.begins_after(start, end, found.last_batch) {
                 took(Path::HalfWiped);
                 found.wipe.push(seg);
             }
+        }
+        if !looked_at && there.values().any(|begins| begins.batch_seq == next) {
+            took(Path::HalfBegins);
+            there.retain(|_, begins| begins.batch_seq >= next);
+            return Err(RecoverError::BeginsThere(there));
         }
         Ok(())
     }

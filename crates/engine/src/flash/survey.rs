@@ -6,13 +6,14 @@
 use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::SegState;
-use crate::flash::recover::{How, NUMBERS_END, RecoverError};
+use crate::flash::recover::{Beginning, How, NUMBERS_END, RecoverError};
 use hearth_format::batch::BATCH_AGAIN;
 use hearth_format::superblock::INCOMPAT_HEADS;
 use hearth_format::{BatchHeader, BatchMark, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
 use std::collections::BTreeSet;
+use std::io;
 use std::ops::Range;
 
 pub(crate) const BLOCK_BYTES: usize = BLOCK as usize;
@@ -93,19 +94,24 @@ impl<U: Users> FlashDevice<U> {
                 self.look_at(keep, segs.zip(ends), &mut found, &mut unsealed);
             },
         );
-        for seg in &self.begins_there {
+        for (seg, known) in &self.begins_there {
             let mut start = vec![0u8; BLOCK_BYTES];
-            let at = self.layout.segment_offset(*seg);
-            let read = media.read_other(at, &mut start);
-            let head = BatchHeader::decode(&start, &mut Vec::new());
-            let head = head
-                .ok()
-                .filter(|h| matches!(read, Ok(true)) && self.is_ours(h));
-            if let Some(h) = head {
-                found.retain(|f| f.seg != *seg);
-                unsealed.retain(|(known, ..)| known != seg);
-                unsealed.push((*seg, h.segment_seq, false, h.flags & BATCH_AGAIN != 0));
-            }
+            media.read_other(self.layout.segment_offset(*seg), &mut start)?;
+            let head = BatchHeader::decode(&start, &mut Vec::new()).ok();
+            // It was read a moment ago: without it, what it promises would be thrown away.
+            let head = head.filter(|_| self.beginning(&start) == Some(*known));
+            let head = head.ok_or_else(|| {
+                let why = format!("the beginning of segment {seg} is not read twice alike");
+                io::Error::other(why)
+            })?;
+            found.retain(|f| f.seg != *seg);
+            unsealed.retain(|(other, ..)| other != seg);
+            unsealed.push((
+                *seg,
+                known.segment_seq,
+                false,
+                head.flags & BATCH_AGAIN != 0,
+            ));
         }
         for (seg, seq, blind, again) in unsealed {
             let (batches, claimed) = self.walk(media, seg);
@@ -213,10 +219,13 @@ impl<U: Users> FlashDevice<U> {
         batch.max(summary).is_some_and(|seq| seq > last)
     }
 
-    /// Is it the beginning of a segment that was opened for batch `seq`?
-    pub fn begins_with(&self, start: &[u8], seq: u64) -> bool {
-        let batch = BatchHeader::decode(start, &mut Vec::new()).ok();
-        batch.is_some_and(|h| self.is_ours(&h) && h.batch_seq == seq)
+    /// The batch that a segment with this first block begins with.
+    pub fn beginning(&self, start: &[u8]) -> Option<Beginning> {
+        let header = BatchHeader::decode(start, &mut Vec::new()).ok()?;
+        self.is_ours(&header).then_some(Beginning {
+            segment_seq: header.segment_seq,
+            batch_seq: header.batch_seq,
+        })
     }
 
     /// What a summary tells that was read while the pool is served, if it is that of this life of the segment.
@@ -231,7 +240,7 @@ impl<U: Users> FlashDevice<U> {
             bytes,
             unread: &BTreeSet::new(),
         };
-        let (mut batches, _) = self.walk_bytes(all, None);
+        let (mut batches, _) = self.walk_bytes(all, None, None);
         batches.retain(|b| b.header.segment_seq == seq && b.header.batch_seq <= last);
         let all = batches.last().is_some_and(|b| b.header.batch_seq == last);
         all.then(|| batches.into_iter().flat_map(|b| b.entries).collect())
@@ -286,10 +295,11 @@ impl<U: Users> FlashDevice<U> {
             bytes: &bytes,
             unread: &unread,
         };
-        let (batches, claimed) = self.walk_bytes(half, None);
+        let life = self.begins_there.get(&seg).map(|begins| begins.segment_seq);
+        let (batches, claimed) = self.walk_bytes(half, None, life);
         let end = batches.iter().map(|b| 1 + b.rows).sum::<u32>();
         // Of a segment of which not even the beginning can be read nobody knows which life of it the other half has, but by its number.
-        let begun = (end > 0 || self.begins_there.contains(&seg))
+        let begun = (end > 0 || life.is_some())
             && self.devices.are_twice()
             && !self.faults.has(Fault::OneHalfWalked);
         if !begun || end >= self.log.data_blocks && batches.iter().all(|b| b.data_ok) {
@@ -301,7 +311,7 @@ impl<U: Users> FlashDevice<U> {
             bytes: &other,
             unread: &unread,
         };
-        self.walk_bytes(half, Some(other))
+        self.walk_bytes(half, Some(other), life)
     }
 
     /// The batch whose descriptor this is, if it may stand there, behind `last`.
@@ -328,7 +338,13 @@ impl<U: Users> FlashDevice<U> {
         fits.then_some((header, entries))
     }
 
-    fn walk_bytes(&self, here: Half<'_>, other: Option<Half<'_>>) -> (Vec<WalkedBatch>, u64) {
+    /// With the number of the segment, if that is known: batches of another life of it do not count.
+    fn walk_bytes(
+        &self,
+        here: Half<'_>,
+        other: Option<Half<'_>>,
+        life: Option<u64>,
+    ) -> (Vec<WalkedBatch>, u64) {
         let (data_blocks, half) = (self.log.data_blocks, self.log.half);
         let block = |at: u32| here.or_zeros(at);
         let there = |at: u32| other.and_then(|other| other.block(at));
@@ -336,8 +352,13 @@ impl<U: Users> FlashDevice<U> {
         let mut at = 0u32;
         while at < data_blocks {
             let mut better_there = Vec::new();
-            let found = self.batch_of(block(at), at, batches.last()).or_else(|| {
-                let found = self.batch_of(there(at)?, at, batches.last())?;
+            let lives = |found: &(BatchHeader, Vec<Entry>)| {
+                life.is_none_or(|seq| found.0.segment_seq == seq)
+            };
+            let found = self.batch_of(block(at), at, batches.last()).filter(lives);
+            let found = found.or_else(|| {
+                let found = self.batch_of(there(at)?, at, batches.last());
+                let found = found.filter(lives)?;
                 better_there.push(at);
                 Some(found)
             });
