@@ -8,6 +8,7 @@ pub mod nfs;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -122,7 +123,10 @@ impl Lab {
 /// after a restart.
 pub fn lasting_address() -> Result<SocketAddr> {
     let ports = 10_000..30_000u16;
-    let first = std::process::id() % u32::from(ports.end - ports.start);
+    // Two tests of one process must not find the same.
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_add(1000 * CALLS.fetch_add(1, Ordering::Relaxed));
+    let first = first % u32::from(ports.end - ports.start);
     let mut tried = ports.clone().cycle().skip(first as usize).take(ports.len());
     let free = tried.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
     Ok(free.context("a free port")?.local_addr()?)
