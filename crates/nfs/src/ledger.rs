@@ -793,6 +793,14 @@ mod tests {
         assert!((2 * SLOTS - 1000..2 * SLOTS).all(known));
     }
 
+    /// Others are carried out meanwhile.
+    fn come_and_go(ledger: &Ledger, numbers: std::ops::Range<u32>) {
+        for n in numbers {
+            let id = ledger.id(at(2), &message(n, b"other"));
+            ledger.end(ledger.begin(id, NOWHERE, None), true);
+        }
+    }
+
     /// It ends at last, and a thousand others come and go before its client asks again.
     #[test]
     fn the_ring_spares_what_a_client_was_told_to_ask_again_for() {
@@ -811,10 +819,7 @@ mod tests {
                     ledger.told(&hung);
                 }
             }
-            for n in 0..2 * SLOTS {
-                let id = ledger.id(at(2), &message(n, b"other"));
-                ledger.end(ledger.begin(id, NOWHERE, None), true);
-            }
+            come_and_go(&ledger, 0..2 * SLOTS);
             let next = open(dir.path());
             let again = again(&next, 1, &message(2, b"hangs"), Duration::ZERO);
             assert_eq!(again, Some(Before::Ended), "noted late: {noted_late}");
@@ -834,10 +839,7 @@ mod tests {
         }
         let of_use = |at: &u32| ledger.lock().told.values().any(|told| told.needs(*at));
         assert_eq!((0..SLOTS).filter(of_use).count(), 2 * TOLD_MAX);
-        for n in 0..SLOTS / 2 {
-            let id = ledger.id(at(2), &message(n, b"other"));
-            ledger.end(ledger.begin(id, NOWHERE, None), true);
-        }
+        come_and_go(&ledger, 0..SLOTS / 2);
         let next = open(dir.path());
         let known = |n| {
             let id = next.id(at(2), &message(n, b"other"));

@@ -39,6 +39,8 @@ pub(crate) enum RecoverError {
 pub(crate) struct Beginning {
     pub segment_seq: u64,
     pub batch_seq: u64,
+    /// It was sent again.
+    pub again: bool,
 }
 
 /// How a log is to be read.
@@ -660,7 +662,7 @@ impl<U: Users> FlashDevice<U> {
         // What a start before this one could not wipe is of an earlier life.
         let newest = found.accepted.iter().map(|(_, seq)| *seq).max();
         let looked_at = !self.begins_there.is_empty() || self.faults.has(Fault::BeginningOfOne);
-        let mut there = BTreeMap::new();
+        let (mut there, mut only_there) = (BTreeMap::new(), Vec::new());
         for seg in (0..)
             .zip(counts)
             .filter(|(_, counts)| !counts)
@@ -683,14 +685,17 @@ impl<U: Users> FlashDevice<U> {
                 there.insert(seg, begins);
             }
             if self.begins_after(start, end, found.last_batch) {
-                took(Path::HalfWiped);
-                found.wipe.push(seg);
+                only_there.push(seg);
             }
         }
         if !looked_at && there.values().any(|begins| begins.batch_seq == next) {
             took(Path::HalfBegins);
             there.retain(|_, begins| begins.batch_seq >= next);
             return Err(RecoverError::BeginsThere(there));
+        }
+        for seg in only_there {
+            took(Path::HalfWiped);
+            found.wipe.push(seg);
         }
         Ok(())
     }

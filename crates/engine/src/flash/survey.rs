@@ -97,21 +97,14 @@ impl<U: Users> FlashDevice<U> {
         for (seg, known) in &self.begins_there {
             let mut start = vec![0u8; BLOCK_BYTES];
             media.read_other(self.layout.segment_offset(*seg), &mut start)?;
-            let head = BatchHeader::decode(&start, &mut Vec::new()).ok();
             // It was read a moment ago: without it, what it promises would be thrown away.
-            let head = head.filter(|_| self.beginning(&start) == Some(*known));
-            let head = head.ok_or_else(|| {
+            if self.beginning(&start) != Some(*known) {
                 let why = format!("the beginning of segment {seg} is not read twice alike");
-                io::Error::other(why)
-            })?;
+                return Err(io::Error::other(why).into());
+            }
             found.retain(|f| f.seg != *seg);
             unsealed.retain(|(other, ..)| other != seg);
-            unsealed.push((
-                *seg,
-                known.segment_seq,
-                false,
-                head.flags & BATCH_AGAIN != 0,
-            ));
+            unsealed.push((*seg, known.segment_seq, false, known.again));
         }
         for (seg, seq, blind, again) in unsealed {
             let (batches, claimed) = self.walk(media, seg);
@@ -225,6 +218,7 @@ impl<U: Users> FlashDevice<U> {
         self.is_ours(&header).then_some(Beginning {
             segment_seq: header.segment_seq,
             batch_seq: header.batch_seq,
+            again: header.flags & BATCH_AGAIN != 0,
         })
     }
 
