@@ -17,7 +17,7 @@ cd "$ROOT"
 SEEDS=${SEEDS:-100000}
 CYCLES=${CYCLES:-60}
 MINUTES=${MINUTES:-1}
-PARTS=(sim fuzz kill9 many-disks old-builds guest-lab nfs-lab storage-vm-lab remote-lab ceph-lab docs-lab package-lab)
+PARTS=(sim fuzz released kill9 many-disks old-builds guest-lab nfs-lab storage-vm-lab remote-lab ceph-lab docs-lab package-lab)
 PAGE=docs/lab.md
 
 command_of() {
@@ -25,7 +25,7 @@ command_of() {
         sim) echo "scripts/sim.sh $SEEDS" ;;
         fuzz) echo "scripts/fuzz.sh $MINUTES" ;;
         kill9) echo "env CYCLES=$CYCLES scripts/kill9.sh" ;;
-        many-disks | old-builds | nfs-lab) echo "scripts/$1.sh" ;;
+        released | many-disks | old-builds | nfs-lab) echo "scripts/$1.sh" ;;
         guest-lab) echo "scripts/guest-lab.sh test" ;;
         storage-vm-lab | remote-lab | ceph-lab | docs-lab | package-lab | health-lab) echo "scripts/$1.sh" ;;
         *) return 1 ;;

@@ -19,7 +19,7 @@ declare -A MAY_TAKE=(
     ["Lints"]=180
     ["Build"]=800
     ["Unit and property tests"]=400
-    ["Release build"]=360
+    ["Metrics and packages"]=90
     ["End to end with real clients"]=900
     ["Console in a browser"]=300
     ["Simulation, what is left of it"]=200
@@ -117,9 +117,9 @@ fi
 (cd fuzz && cargo metadata --locked --format-version 1 >/dev/null) ||
     die "fuzz/Cargo.lock is not current; run cargo metadata in fuzz/ without --locked"
 
-# Whatever is run below, but for what users run, comes out of one build: a part asked for by itself gets other features, and most
-# of what it needs is built once more for them. The feature is that of the mutation check, and changes nothing unless a fault is
-# asked for.
+# Whatever is run below comes out of one build: a part asked for by itself gets other features, and most of what it needs is built once
+# more for them. The feature is that of the mutation check, and changes nothing unless a fault is asked for. What users run, fully
+# optimised, is built by `make run`; scripts/released.sh has real clients meet that.
 step "Build"
 everything=(--workspace --features hearth-sim/mutations)
 cargo build --locked "${everything[@]}" --all-targets
@@ -130,12 +130,8 @@ tests "${everything[@]}" --exclude hearth-e2e -- --skip every_fault_is_caught
 # What threads share without a lock, in every order in which they can run.
 cargo test --locked -p hearth-engine --lib --features model model::
 
-# Real clients meet what users run.
-step "Release build"
-# Without optimisation across crates, which takes minutes and which no test looks at.
-CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 cargo build --release --locked -p hearth
-export HEARTH_BIN="$(target_dir)/release/hearth"
-
+step "Metrics and packages"
+export HEARTH_BIN="$(target_dir)/debug/hearth"
 # What Prometheus reads, judged by its own tool.
 scripts/metrics-check.sh
 

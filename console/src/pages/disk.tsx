@@ -275,7 +275,11 @@ function Rates({ name, stats, disk }: { name: string; stats: DiskStats; disk: In
           more="against no cache, estimated"
         />
         <Tile label="Cached" value={bytes(stats.cached)} more={percent(disk.size > 0 ? stats.cached / disk.size : 0)} />
-        <Tile label="Dirty" value={bytes(stats.dirty)} more={stats.dirty > 0 ? `for ${seconds(stats.dirty_for)}` : "clean"} />
+        {disk.dirty_unknown ? (
+          <Tile label="Dirty" value="unknown" more="it went with the flash" />
+        ) : (
+          <Tile label="Dirty" value={bytes(stats.dirty)} more={stats.dirty > 0 ? `for ${seconds(stats.dirty_for)}` : "clean"} />
+        )}
       </Tiles>
       <Over disk={name} />
       <Card

@@ -15,7 +15,8 @@ interface Row {
   size: number | null;
   mode: string;
   cached: number | null;
-  dirty: number;
+  /** Null where nobody knows. */
+  dirty: number | null;
   clients: number | null;
   /** What a search looks at besides. */
   origin: string;
@@ -62,7 +63,7 @@ const COLUMNS: Column<Row>[] = [
   { name: "Hits (5 min)", number: true, by: (r) => r.hits, show: (r) => percent(r.hits) },
   { name: "Read (5 min)", number: true, wide: true, by: (r) => r.latency, show: (r) => micros(r.latency) },
   { name: "Cached", number: true, wide: true, by: (r) => r.cached, show: (r) => maybe(r.cached) },
-  { name: "Dirty", number: true, by: (r) => r.dirty, show: (r) => bytes(r.dirty) },
+  { name: "Dirty", number: true, by: (r) => r.dirty, show: (r) => (r.dirty === null ? "unknown" : bytes(r.dirty)) },
   { name: "Clients", number: true, wide: true, by: (r) => r.clients, show: (r) => r.clients ?? "–" },
 ];
 
@@ -82,7 +83,7 @@ export function Disks() {
       size: disk.size,
       mode: disk.home === "scratch" ? "scratch" : disk.mode,
       cached: disk.cached,
-      dirty: disk.dirty,
+      dirty: disk.dirty_unknown ? null : disk.dirty,
       clients: disk.connections,
       origin: disk.origin,
       rates: now(samples, disk.name),

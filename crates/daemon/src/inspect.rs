@@ -138,6 +138,12 @@ impl Media for Unwritten {
         self.device.spread()
     }
 
+    fn read_first(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.device.read_first(offset, data)?;
+        self.overlay(offset, data);
+        Ok(())
+    }
+
     fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
         let there = self.device.read_other(offset, data)?;
         self.overlay(offset, data);

@@ -10,8 +10,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use hearth_engine::ControlError;
 use hearth_engine::api::{DiskConfig, Home, Mode};
-use hearth_engine::{ControlError, Engine};
 use hearth_format::DiskRecord;
 use hearth_io::{BLOCK, Device};
 use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::api::types::CacheMode;
+use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::exports::DiskExport;
 use crate::origin;
@@ -76,7 +77,7 @@ pub struct Setting {
     /// Tells those who serve the disk, as far as they are there.
     tell: fn(Option<&DiskExport>, Option<&Device>, &DiskRecord),
     /// Tells the engine, which has the disk.
-    engine: fn(&Engine, &DiskRecord) -> std::result::Result<(), ControlError>,
+    engine: fn(&Daemon, &DiskRecord) -> std::result::Result<(), ControlError>,
 }
 
 /// A row to start from: a number nobody need be told of.
@@ -241,7 +242,9 @@ settings! {
         help: "Cache mode",
         set: |record, value| put(&mut record.mode, value, |mode| Ok(mode_to(mode))),
         check: check_pin,
-        engine: |engine, record| engine.set_mode(record.id, Mode::from(mode_of(record.mode))),
+        engine: |daemon, record| {
+            daemon.treat_writes(record.id, || Some(Mode::from(mode_of(record.mode))))
+        },
         ..QUIET
     };
     /// Unit of filling in bytes: a power of two from 4096 to 1048576.
@@ -249,7 +252,7 @@ settings! {
         help: "Unit in which misses are filled, 4K to 1M",
         help_add: " [default: 4K]",
         set: |record, value| put(&mut record.block_size, value, check_block_size),
-        engine: |engine, record| engine.set_block_size(record.id, block_size(record)),
+        engine: |daemon, record| daemon.engine().set_block_size(record.id, block_size(record)),
         ..QUIET
     };
     // What is kept for a disk depends on all others: `keep_shares` tells the engine.
@@ -283,7 +286,7 @@ settings! {
         help: "Sequential reads longer than this are not cached; 0 caches all",
         help_add: " [default: 1M]",
         set: |record, value| put(&mut record.seq_cutoff, value, Ok),
-        engine: |engine, record| engine.set_seq_cutoff(record.id, record.seq_cutoff),
+        engine: |daemon, record| daemon.engine().set_seq_cutoff(record.id, record.seq_cutoff),
         ..QUIET
     };
     /// Refuse writes.
@@ -324,7 +327,7 @@ settings! {
         help_set: "; 0 for no limit",
         help_add: " [default: no limit]",
         set: |record, value| put(&mut record.max_age_ms, value, check_age),
-        engine: |engine, record| engine.set_max_age(record.id, max_age_ns(record)),
+        engine: |daemon, record| daemon.engine().set_max_age(record.id, max_age_ns(record)),
         ..QUIET
     };
     /// Most clients (processes, not connections) at a time; 0, the default, means any number.
@@ -391,10 +394,10 @@ impl Setting {
     /// Tells the engine, which has the disk.
     pub(crate) fn tell_engine(
         &self,
-        engine: &Engine,
+        daemon: &Daemon,
         record: &DiskRecord,
     ) -> std::result::Result<(), ControlError> {
-        (self.engine)(engine, record)
+        (self.engine)(daemon, record)
     }
 }
 

@@ -33,13 +33,35 @@ pub trait Media: Send {
     fn spread(&self) -> Option<Spread> {
         None
     }
-    /// Where everything is there twice: what the half has that [`read_at`](Self::read_at) does not read. False: there is
-    /// none.
+    /// Where everything is there twice: what the half has that [`read_at`](Self::read_at) reads, which asks the other one for what cannot
+    /// be read there. Here that is an error.
+    fn read_first(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, data)
+    }
+    /// What the other half has. False: there is none.
     fn read_other(&mut self, _offset: u64, _data: &mut [u8]) -> io::Result<bool> {
         Ok(false)
     }
     /// Writes to that half alone, if there is one.
     fn write_other(&mut self, _offset: u64, _data: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What the half has that is read first, to be looked at alone. Nothing is written by it.
+pub struct FirstHalf<'a>(pub &'a mut dyn Media);
+
+impl Media for FirstHalf<'_> {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn read_at(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.0.read_first(offset, data)
+    }
+    fn write_at(&mut self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -83,6 +105,9 @@ impl<M: Media + ?Sized> Media for &mut M {
     }
     fn spread(&self) -> Option<Spread> {
         (**self).spread()
+    }
+    fn read_first(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        (**self).read_first(offset, data)
     }
     fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
         (**self).read_other(offset, data)

@@ -762,6 +762,18 @@ impl<M: Media> Media for Joined<M> {
         Some(self.spread.clone())
     }
 
+    fn read_first(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        if !self.spread.is_twice() {
+            return self.read_at(offset, data);
+        }
+        for (whole, range) in self.spread.cut(offset, data.len()) {
+            let (device, at) = self.spread.media_place(whole);
+            let part = data.get_mut(range).unwrap_or_default();
+            self.device(usize::from(device))?.read_at(at, part)?;
+        }
+        Ok(())
+    }
+
     fn read_other(&mut self, offset: u64, data: &mut [u8]) -> io::Result<bool> {
         let spread = self.spread.clone();
         for (whole, range) in spread.cut(offset, data.len()) {

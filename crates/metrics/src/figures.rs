@@ -13,6 +13,7 @@ pub const SERIES_MAX: usize = 60;
 const REST: &str = "(other files)";
 /// Of several disks told of together, the longest.
 const LONGEST: &str = "hearth_disk_dirty_seconds";
+const DIRTY: &str = "hearth_disk_dirty_bytes";
 
 /// Limits of the latency buckets, microseconds: powers of two, at which the engine's own buckets end, so that no
 /// request is counted on the wrong side. A hit takes some hundred microseconds, a miss some milliseconds.
@@ -31,6 +32,8 @@ pub struct Disk {
     pub datastore: Option<String>,
     /// Clients are served.
     pub served: bool,
+    /// What was dirty went with the flash, and nobody knows how much it was.
+    pub dirty_unknown: bool,
     /// What the engine counted.
     pub stats: DiskStats,
     /// How long requests took.
@@ -480,8 +483,8 @@ families! {
         {state = "dirty"} s => s.counters.bad_dirty_blocks as f64;
     ]
     Gauge "hearth_disk_cached_bytes" "Data of the disk on flash." [ s => (s.cached_blocks * BLOCK) as f64 ]
-    Gauge "hearth_disk_dirty_bytes" "Data that the origin does not have yet." [ s => s.owed_bytes() as f64 ]
-    Gauge "hearth_disk_dirty_seconds" "Time since the disk last had nothing dirty; 0 if it is clean." [ s => seconds(s.dirty_for_ns) ]
+    Gauge "hearth_disk_dirty_bytes" "Data that the origin does not have yet; absent where nobody knows how much that is." [ s => s.owed_bytes() as f64 ]
+    Gauge "hearth_disk_dirty_seconds" "Time since the disk last had nothing dirty; 0 if it is clean; absent where nobody knows." [ s => seconds(s.dirty_for_ns) ]
     Gauge "hearth_disk_origin_behind_seconds" "Of an ordered disk: time for which the origin has lacked something that was flushed." [ s => seconds(s.behind_ns) ]
 }
 
@@ -493,7 +496,10 @@ fn of_disks(page: &mut Page, rows: &[Row]) {
     }
     for (name, kind, help, values) in FAMILIES {
         page.family(name, *kind, help);
-        for row in rows {
+        // No number is better than one that says clean.
+        let of_dirty = [DIRTY, LONGEST].contains(name);
+        let unknown = |row: &&Row| of_dirty && row.of.iter().any(|d| d.dirty_unknown);
+        for row in rows.iter().filter(|row| !unknown(row)) {
             for (more, value) in *values {
                 page.value(&labels(row, more), row.value(name, *value));
             }
@@ -570,6 +576,29 @@ mod tests {
         let names = series.iter().map(|l| l.rsplit_once(' ').unwrap().0);
         let different: std::collections::BTreeSet<&str> = names.collect();
         assert_eq!(different.len(), series.len());
+    }
+
+    #[test]
+    fn what_nobody_knows_to_be_dirty_is_no_number() {
+        let (mut known, mut unknown) = (disk("a", None, 1), disk("b", None, 1));
+        known.stats.dirty_blocks = 3;
+        unknown.dirty_unknown = true;
+        let rows = [Row::alone(known), Row::alone(unknown)];
+        let page = page(Form::OpenMetrics, &Pool::default(), &rows);
+        let of = |name: &str| {
+            let all = series(&page, name);
+            let dirty = all.iter().find(|l| l.starts_with(DIRTY)).copied();
+            let others = all.iter().filter(|l| !l.starts_with("hearth_disk_dirty"));
+            (others.count(), dirty.map(|l| l.rsplit_once(' ').unwrap().1))
+        };
+        let (all, dirty) = of("a");
+        assert_eq!(dirty, Some("12288"));
+        assert_eq!(of("b"), (all, None));
+        assert!(
+            !series(&page, "b")
+                .iter()
+                .any(|l| l.starts_with("hearth_disk_dirty"))
+        );
     }
 
     #[test]

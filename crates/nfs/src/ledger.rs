@@ -139,6 +139,9 @@ pub struct Ledger {
     key: hmac::Key,
     opened: Duration,
     state: Mutex<State>,
+    /// Whoever notes what clients were told or answered has this until it is written: the file says last what was said last, and a slot is
+    /// free only once nothing is on its way there.
+    telling: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -322,6 +325,7 @@ impl Ledger {
             key: hmac::Key::new(hmac::HMAC_SHA256, &identity.secret),
             opened: now(),
             state: Mutex::new(known),
+            telling: Mutex::default(),
         })
     }
 
@@ -337,6 +341,10 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn telling(&self) -> MutexGuard<'_, ()> {
+        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// As if the disk it lies on hung: nothing is noted until this is dropped.
@@ -462,6 +470,7 @@ impl Ledger {
             at: now(),
             number: known.number,
         };
+        let _telling = self.telling();
         let at = {
             let mut state = self.lock();
             let same = state.told.get(&slot.id).map(|told| told.at);
@@ -483,10 +492,13 @@ impl Ledger {
 
     /// The client has asked again, under this number, and is about to be answered what came of it: that it went well, or not.
     pub(crate) fn answered(&self, known: &Known, number: u32, well: bool) {
-        let content = &known.content;
+        if !well {
+            return self.untold(&known.content);
+        }
+        let _telling = self.telling();
         let told = {
             let mut state = self.lock();
-            let Some(told) = state.told.get_mut(content) else {
+            let Some(told) = state.told.get_mut(&known.content) else {
                 return;
             };
             told.slot = Slot {
@@ -495,21 +507,18 @@ impl Ledger {
                 number,
                 ..told.slot
             };
-            let told = *told;
-            if !well {
-                state.told.remove(content);
-            }
-            told
+            *told
         };
-        let bytes = if well { told.slot.write() } else { [0; SLOT] };
-        self.put(told.at, &bytes);
+        self.put(told.at, &told.slot.write());
     }
 
     /// Nobody asks again for this any more.
     pub(crate) fn untold(&self, content: &Id) {
-        let told = self.lock().told.remove(content);
+        let _telling = self.telling();
+        let told = self.lock().told.get(content).copied();
         if let Some(told) = told {
             self.put(told.at, &[0; SLOT]);
+            self.lock().told.remove(content);
         }
     }
 

@@ -88,6 +88,8 @@ pub struct Faults {
     pub full: bool,
     /// The operation with this number (counting from 0) fails with EIO, whatever it is.
     pub fail_op: Option<u64>,
+    /// Opening a pool, of the reads of the block that begins here so many go well, the next one fails, and all after it go well.
+    pub read_fails_once: Option<(u64, u32)>,
 }
 
 #[derive(Clone, Debug, Default)]

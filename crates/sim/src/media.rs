@@ -121,6 +121,15 @@ impl Media for SimMedia<'_> {
         if bad.any(|bad| bad.start < end && offset < bad.end) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
+        if let Some((place, left)) = &mut self.device.faults.read_fails_once
+            && (offset..end).contains(place)
+        {
+            let Some(less) = left.checked_sub(1) else {
+                self.device.faults.read_fails_once = None;
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            };
+            *left = less;
+        }
         for (i, chunk) in data.chunks_mut(BLOCK).enumerate() {
             let index = (offset / BLOCK as u64) as usize + i;
             chunk.copy_from_slice(&self.device.visible_block(index)[..chunk.len()]);

@@ -104,6 +104,152 @@ fn a_segment_whose_beginning_rotted_in_one_half_is_read_from_the_other() {
     }
 }
 
+/// What is found in the other half may not be read again a moment later; then it was given what had rotted.
+#[test]
+fn what_is_whole_in_one_half_stays_although_it_is_not_read_when_the_other_is_mended() {
+    for once in [false, true] {
+        for rotten in [0, 1] {
+            for before in [0, 1] {
+                let what = format!("once {once}, half {rotten}, {before} before");
+                let mut j = Judged::twice(vec![disk(1)], once);
+                j.write_fua(1, 3, FIRST).expect("written");
+                j.settle();
+                j.write_fua(1, 4, LAST).expect("written");
+                let at = place(&mut j, rotten, LAST).expect("it is there") - before;
+                half(&mut j, rotten).rot(at);
+                let good = (at * BLOCK as usize) as u64;
+                half(&mut j, 1 - rotten).faults.read_fails_once = Some((good, 1));
+                j.crash();
+                assert_eq!(j.read(1, 4), Ok(LAST), "{what}");
+                assert_eq!(j.lost(1), [], "{what}");
+                half(&mut j, 1 - rotten).faults.read_fails_once = None;
+                // The next start mends it.
+                j.crash();
+                assert!(
+                    place(&mut j, rotten, LAST).is_some(),
+                    "{what}, after another start"
+                );
+                half(&mut j, 1 - rotten).kill();
+                assert_eq!(j.read(1, 4), Ok(LAST), "{what}, after another start");
+            }
+        }
+    }
+}
+
+/// Blocks that one write has.
+const EACH: u64 = 24;
+
+/// A segment that is full says in its summary what it holds, and one that no batch says is durable is looked at all the same: its
+/// beginning may have rotted, and the other half has it.
+#[test]
+fn a_full_segment_whose_beginning_rotted_in_one_half_is_read_from_the_other() {
+    for once in [false, true] {
+        for rotten in [0, 1] {
+            let what = format!("once {once}, half {rotten}");
+            let mut j = Judged::twice(vec![disk(1)], once);
+            // Two segments and more, then one flush, and nothing that says so on flash.
+            let (mut begins, mut before) = (Vec::new(), None);
+            let mut fills = Vec::new();
+            while begins.len() < 3 {
+                let fill = 40 + fills.len() as u8;
+                let block = fills.len() as u64 * EACH;
+                j.write(1, block, EACH, fill).expect("written");
+                let at = place(&mut j, rotten, fill).expect("it is there");
+                if before.is_some_and(|before| at != before + 1 + EACH as usize) {
+                    begins.push(at - 1);
+                }
+                before = Some(at);
+                fills.push((block, fill));
+            }
+            j.flush(1).expect("flushed");
+            half(&mut j, rotten).rot(begins[1]);
+            j.crash();
+            assert_eq!(j.lost(1), [], "{what}");
+            for (block, fill) in fills {
+                assert_eq!(j.read(1, block), Ok(fill), "{what}, {block}");
+            }
+        }
+    }
+}
+
+/// What is there after what was flushed and then written over by what was not: whichever of it counts, it does so from then on.
+struct Unflushed {
+    blocks: u64,
+}
+
+impl Unflushed {
+    fn write(j: &mut Judged, blocks: u64) -> Unflushed {
+        for block in 0..blocks {
+            j.write(1, block, 1, FIRST).expect("written");
+        }
+        j.flush(1).expect("flushed");
+        j.settle();
+        for block in 0..blocks {
+            j.write(1, block, 1, 100 + block as u8).expect("written");
+        }
+        Unflushed { blocks }
+    }
+
+    fn read(&self, j: &mut Judged, what: &str) -> Vec<u8> {
+        assert_eq!(j.lost(1), [], "{what}");
+        let read = (0..self.blocks).map(|block| {
+            let is = j.read(1, block);
+            let whole = is == Ok(FIRST) || is == Ok(100 + block as u8);
+            assert!(whole, "{what}: block {block} is {is:?}");
+            is.expect("it is read")
+        });
+        read.collect()
+    }
+}
+
+/// All of a segment was taken from the other half then, and what this half lacks written over it.
+#[test]
+fn a_sector_that_cannot_be_read_does_not_hide_what_its_half_lacks() {
+    for once in [false, true] {
+        for poor in [0, 1] {
+            for behind in [2, 6] {
+                let what = format!("once {once}, half {poor}, {behind} behind");
+                let mut j = Judged::twice(vec![disk(1)], once);
+                let unflushed = Unflushed::write(&mut j, 8);
+                let last = place(&mut j, poor, 107).expect("it is there") + behind;
+                half(&mut j, poor).power_cut();
+                let bad = (last * BLOCK as usize) as u64;
+                half(&mut j, poor).faults.bad_ranges = vec![bad..bad + BLOCK];
+                j.crash();
+                half(&mut j, poor).faults.bad_ranges.clear();
+                let read = unflushed.read(&mut j, &what);
+                j.crash();
+                half(&mut j, 1 - poor).kill();
+                assert_eq!(
+                    unflushed.read(&mut j, &what),
+                    read,
+                    "{what}, which alone is left"
+                );
+            }
+        }
+    }
+}
+
+/// What was found may be on the device alone that is lost while the other one is given something else.
+#[test]
+fn a_device_that_is_lost_while_a_start_mends_takes_nothing_along_that_was_flushed() {
+    for once in [false, true] {
+        for dying in [0, 1] {
+            for steps in 0..40 {
+                let what = format!("once {once}, half {dying} dies after {steps}");
+                let mut j = Judged::twice(vec![disk(1)], once);
+                let unflushed = Unflushed::write(&mut j, 40);
+                half(&mut j, 1 - dying).power_cut();
+                half(&mut j, dying).dies_after(Some(steps));
+                j.crash();
+                let read = unflushed.read(&mut j, &what);
+                j.crash();
+                assert_eq!(unflushed.read(&mut j, &what), read, "{what}, started again");
+            }
+        }
+    }
+}
+
 /// Of a half that is not there nothing is known: not that it holds zeros. What was written last, promised to nobody and torn in the
 /// half that is left, is as if it had not been written.
 #[test]

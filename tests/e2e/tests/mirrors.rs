@@ -274,7 +274,7 @@ fn a_leg_that_fails_is_not_noticed() -> Result<()> {
         add(
             &hearth,
             &legs,
-            &["--sole-user", "--mode", mode, "--origin-timeout", "2"],
+            &["--sole-user", "--mode", mode, "--origin-timeout", "10"],
         )?;
         wait_states(&hearth, &["current", "current"])?;
         let mut writer = Writer::new(4);
@@ -315,7 +315,7 @@ fn a_leg_that_hangs_is_a_pause() -> Result<()> {
     )?;
     wait_states(&hearth, &["current", "current"])?;
     // It holds for the legs there are.
-    hearth.ok(&["disk", "set", "d", "--origin-timeout", "1"])?;
+    hearth.ok(&["disk", "set", "d", "--origin-timeout", "5"])?;
     let mut writer = Writer::new(5);
     let mut client = hearth.connect("d")?;
     writer.load(&mut client, LOAD, || remote.signal(libc::SIGSTOP))?;
@@ -542,7 +542,7 @@ fn a_stale_leg_is_not_used_though_the_flash_died_first() -> Result<()> {
     add(
         &hearth,
         &legs,
-        &["--sole-user", "--mode", "off", "--origin-timeout", "2"],
+        &["--sole-user", "--mode", "off", "--origin-timeout", "5"],
     )?;
     wait_states(&hearth, &["current", "current"])?;
     let mut writer = Writer::new(10);

@@ -198,7 +198,7 @@ fn gone_for_long_is_an_error_until_it_is_back() -> Result<()> {
     hearth.add(
         "d",
         &server.uri(""),
-        &["--sole-user", "--mode", "off", "--origin-timeout", "1"],
+        &["--sole-user", "--mode", "off", "--origin-timeout", "5"],
     )?;
     let mut client = hearth.connect("d")?;
     let data = vec![7u8; 8192];

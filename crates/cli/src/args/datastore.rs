@@ -2,33 +2,36 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValue;
 use clap::{Args, Subcommand, ValueEnum};
 use hearth_daemon::api::datastores::DatastoreClient;
 use hearth_daemon::api::types::CacheMode;
 
-use super::{Size, Switch, parse_size};
+use super::{Mode, Size, Switch, parse_size};
 
 /// Those that a file can have: none is ordered, for what a guest's flushes are is not known of files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FileMode {
-    /// Writes complete on flash and reach the file later
-    WriteBack,
-    /// Writes complete in the file; the flash copy is renewed
-    WriteThrough,
-    /// Reads are cached; writes go to the file
-    WriteAround,
-    /// Pass-through
-    Off,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileMode(Mode);
+
+impl ValueEnum for FileMode {
+    fn value_variants<'a>() -> &'a [FileMode] {
+        const OF_FILES: [FileMode; 4] = [
+            FileMode(Mode::WriteBack),
+            FileMode(Mode::WriteThrough),
+            FileMode(Mode::WriteAround),
+            FileMode(Mode::Off),
+        ];
+        &OF_FILES
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        self.0.to_possible_value()
+    }
 }
 
 impl From<FileMode> for CacheMode {
-    fn from(mode: FileMode) -> CacheMode {
-        match mode {
-            FileMode::WriteBack => CacheMode::WriteBack,
-            FileMode::WriteThrough => CacheMode::WriteThrough,
-            FileMode::WriteAround => CacheMode::WriteAround,
-            FileMode::Off => CacheMode::Off,
-        }
+    fn from(FileMode(mode): FileMode) -> CacheMode {
+        mode.into()
     }
 }
 

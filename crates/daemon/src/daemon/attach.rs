@@ -401,10 +401,7 @@ impl Daemon {
         let device = Arc::new(device);
         self.targets.set(Target::Origin(id), Some(device.clone()));
         self.rooms.watch(id, &device);
-        if let Err(e) = self
-            .engine
-            .attach(crate::settings::config(&record, &device), state)
-        {
+        if let Err(e) = self.give_engine(crate::settings::config(&record, &device), state) {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }

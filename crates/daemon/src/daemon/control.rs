@@ -527,11 +527,8 @@ impl Daemon {
             return Ok(());
         }
         let failed = |e| control_error(&format!("change {name}"), e);
-        // The registry says by now how writes are treated; from here on the first one is held until it is noted
-        // what follows from that.
-        self.gate.shut(id);
         for setting in &changed {
-            setting.tell_engine(&self.engine, &record).map_err(failed)?;
+            setting.tell_engine(self, &record).map_err(failed)?;
         }
         match set.settings.auto {
             Some(true) => drop(self.apply_shares(Some(name))?),

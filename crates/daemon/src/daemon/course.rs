@@ -314,7 +314,7 @@ impl Daemon {
         let record = lock(&self.pool).record(id).cloned();
         let device = self.slot_by_id(id, |slot| slot.device.clone());
         if let (Some(record), Some(device)) = (record, device)
-            && let Err(e) = self.engine.attach(
+            && let Err(e) = self.give_engine(
                 crate::settings::config(&record, &device),
                 OriginState::Unknown,
             )

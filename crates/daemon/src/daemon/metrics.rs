@@ -39,6 +39,7 @@ impl Daemon {
                 .map(|(name, slot)| Disk {
                     name: name.to_owned(),
                     served: slot.export().is_some(),
+                    dirty_unknown: self.is_dirty_unknown(slot),
                     ..self.counted(slot.id)
                 })
                 .collect()

@@ -206,6 +206,8 @@ pub struct Daemon {
     without_flash: bool,
     /// Holds writes until it is noted beside the flash that their disks may be dirty.
     gate: Arc<Gate>,
+    /// Whoever changes how the engine treats a disk's writes has this, and whoever opens the gate because of how it does.
+    modes: Mutex<()>,
     /// Lets them go.
     noter: Mutex<Option<noter::Noter>>,
     /// Notes beside the flash that a device is lost.
@@ -286,6 +288,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Daemon {
+    /// What caches and serves the disks' blocks.
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// Opens the pool, attaches its disks, and starts the data threads. Nothing listens yet.
     pub fn start(options: &Options) -> Result<Arc<Daemon>> {
         let begin = Instant::now();
@@ -417,6 +424,7 @@ impl Daemon {
             seen,
             without_flash,
             gate,
+            modes: Mutex::default(),
             noter: Mutex::default(),
             losses: Mutex::default(),
             rooms,

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hearth_engine::Upto;
-use hearth_engine::api::{DiskId, Effects, Mode};
+use hearth_engine::api::{DiskConfig, DiskId, Effects, Mode, OriginState};
+use hearth_engine::{ControlError, Upto};
 use hearth_format::IdSet;
 use hearth_reactor::{BlockEngine, ReactorError};
 
@@ -71,6 +71,44 @@ impl Daemon {
             gate: self.gate.clone(),
             thread: Some(thread),
         }))
+    }
+
+    /// From here on the engine treats a disk's writes as `mode` says. It is asked while nobody else changes that; `None` for a disk that is
+    /// gone. The next write is held until it is noted what follows.
+    pub(crate) fn treat_writes(
+        &self,
+        id: DiskId,
+        mode: impl FnOnce() -> Option<Mode>,
+    ) -> Result<(), ControlError> {
+        let _modes = lock(&self.modes);
+        let mode = mode().ok_or(ControlError::NoDisk)?;
+        self.gate.shut(id);
+        self.engine.set_mode(id, mode)
+    }
+
+    /// Gives the engine a disk. The first write is held until what follows from it is noted: it may have been treated in another way when it
+    /// was served before.
+    pub(super) fn give_engine(
+        &self,
+        config: DiskConfig,
+        origin: OriginState,
+    ) -> Result<(), ControlError> {
+        let _modes = lock(&self.modes);
+        self.gate.shut(config.id);
+        self.engine.attach(config, origin)
+    }
+
+    /// How writes of a disk are to be treated.
+    fn wanted_mode(&self, id: DiskId) -> Option<Mode> {
+        let registry = self.seen.registry();
+        let record = registry.by_id(id)?;
+        let stores = registry.datastores().unwrap_or_default();
+        let mut stores = stores.iter();
+        let held = stores.any(|store| store.hold && store.name == record.datastore);
+        Some(match mode_of(record.mode) {
+            Mode::WriteBack if held && !record.is_flash_only() => Mode::WriteThrough,
+            mode => mode,
+        })
     }
 
     /// Nothing on flash is missing from the disk's origin, nor will be of what was asked so far.
@@ -182,45 +220,44 @@ impl Rounds {
         if held.is_empty() {
             return;
         }
-        // With the flash given up nothing becomes dirty any more; so it does where writes go to the origin first.
-        let given_up = daemon.cache_is_off();
-        let registry = daemon.seen.registry();
-        let through = |id: DiskId| {
-            registry
-                .by_id(id)
-                .is_some_and(|r| !mode_of(r.mode).is_write_back())
-        };
-        let to_note: Vec<DiskId> = held
-            .iter()
-            .copied()
-            .filter(|id| !given_up && !through(*id) && !self.through.contains(id))
-            .collect();
+        // With the flash given up nothing becomes dirty any more; so it does where writes go to the origin first. A disk that is
+        // gone answers its requests by itself.
+        let dirties =
+            |id: DiskId| !daemon.cache_is_off() && daemon.engine.writes_to_flash(id) == Some(true);
+        let to_note: Vec<DiskId> = held.iter().copied().filter(|id| dirties(*id)).collect();
+        let mut noted = Ok(());
         if !to_note.is_empty() {
             let ordered = daemon.note_orders(beside, &to_note, true);
-            let noted = ordered.and_then(|()| {
+            noted = ordered.and_then(|()| {
                 beside.note(|notes| {
                     for id in &to_note {
                         notes.dirty.insert(*id);
                     }
                 })
             });
-            if let Err(e) = noted {
-                tracing::error!(
-                    path = %beside.path().display(),
-                    "cannot note that disks may be dirty: {e}; until it can be, their writes go to the origins first"
-                );
-                self.failed_at = Some(Instant::now());
-                for id in &to_note {
-                    // One that is gone answers its requests by itself.
-                    let _ = daemon.engine.set_mode(*id, Mode::WriteThrough);
-                    self.through.insert(*id);
-                }
+        }
+        // Nobody changes how writes are treated until the gate is open, and who does so then shuts it again. What was changed while
+        // this was noted stays shut, and is looked at once more.
+        let modes = lock(&daemon.modes);
+        if let Err(e) = &noted {
+            tracing::error!(
+                path = %beside.path().display(),
+                "cannot note that disks may be dirty: {e}; until it can be, their writes go to the origins first"
+            );
+            self.failed_at = Some(Instant::now());
+            for id in &to_note {
+                // It may be gone.
+                let _ = daemon.engine.set_mode(*id, Mode::WriteThrough);
+                self.through.insert(*id);
             }
         }
         for id in held {
-            self.whole.remove(id);
-            daemon.gate.open(*id);
+            if to_note.contains(id) || !dirties(*id) {
+                self.whole.remove(id);
+                daemon.gate.open(*id);
+            }
         }
+        drop(modes);
         release(daemon);
     }
 
@@ -232,10 +269,11 @@ impl Rounds {
         let twice: Vec<DiskId> = self.whole.intersection(&before).copied().collect();
         let mut sure = IdSet::default();
         for id in &twice {
+            let _modes = lock(&daemon.modes);
             daemon.gate.shut(*id);
             if daemon.is_whole(*id) {
                 sure.insert(*id);
-            } else {
+            } else if beside.notes().dirty.contains(*id) {
                 daemon.gate.open(*id);
             }
         }
@@ -272,14 +310,8 @@ impl Rounds {
         }
         self.failed_at = Some(Instant::now());
         for id in std::mem::take(&mut self.through) {
-            // First the gate: the next write is held until it is noted.
-            daemon.gate.shut(id);
-            let record = daemon.seen.record(id).map(|r| r.mode);
-            if let Some(mode) = record {
-                let mode = Mode::from(crate::pool::mode_of(mode));
-                // One that is gone has no mode.
-                let _ = daemon.engine.set_mode(id, mode);
-            }
+            // One that is gone has no mode.
+            let _ = daemon.treat_writes(id, || daemon.wanted_mode(id));
         }
     }
 }
@@ -323,20 +355,15 @@ mod tests {
     use hearth_engine::api::Request;
     use hearth_io::Buf;
 
+    use crate::api::server::Control as _;
+
     use super::super::{StopReason, testing};
     use super::*;
 
     /// Far longer than anything here takes.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Whoever stores the registry has the pool's lock, and may wait for a flash device for half a minute.
-    #[test]
-    fn the_first_write_of_a_disk_does_not_wait_for_who_has_the_pool() {
-        let (_dir, daemon) = testing::with_disk("d");
-        let id = daemon.disk_info("d").unwrap().id;
-        let port = Port::open(&daemon.reactors).unwrap();
-        let pool = lock(&daemon.pool);
-        assert!(!daemon.beside.as_ref().unwrap().notes().dirty.contains(id));
+    fn write(port: &Port, id: DiskId) {
         let (tell, told) = channel();
         let request = Request::write(0, id, 0, 4096, false, &Buf::zeroed(4096), 0);
         port.ask(
@@ -346,8 +373,73 @@ mod tests {
         );
         let result = told.recv_timeout(LIMIT).expect("it waits for the pool");
         assert_eq!(result, Ok(()));
-        assert!(daemon.beside.as_ref().unwrap().notes().dirty.contains(id));
+    }
+
+    fn is_noted(daemon: &Daemon, id: DiskId) -> bool {
+        daemon.beside.as_ref().unwrap().notes().dirty.contains(id)
+    }
+
+    /// Whoever stores the registry has the pool's lock, and may wait for a flash device for half a minute.
+    #[test]
+    fn the_first_write_of_a_disk_does_not_wait_for_who_has_the_pool() {
+        let (_dir, daemon) = testing::with_disk("d");
+        let id = daemon.disk_info("d").unwrap().id;
+        let port = Port::open(&daemon.reactors).unwrap();
+        let pool = lock(&daemon.pool);
+        assert!(!is_noted(&daemon, id));
+        write(&port, id);
+        assert!(is_noted(&daemon, id));
         drop(pool);
+        drop(port);
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    fn through(dir: &std::path::Path) -> crate::api::types::DiskAdd {
+        let mut add = testing::disk(dir, "d");
+        let settings = serde_json::json!({"mode": "write-through"});
+        add.settings = serde_json::from_value(settings).unwrap();
+        add
+    }
+
+    /// Its gate was opened without a note, for nothing of it became dirty: that says nothing of what it is now.
+    #[test]
+    fn what_was_written_through_before_is_noted_once_it_is_written_back() {
+        let (dir, daemon) = testing::daemon();
+        let port = Port::open(&daemon.reactors).unwrap();
+        daemon.add(through(dir.path())).unwrap();
+        let id = daemon.disk_info("d").unwrap().id;
+        write(&port, id);
+        assert!(!is_noted(&daemon, id));
+        daemon.treat_writes(id, || Some(Mode::WriteBack)).unwrap();
+        write(&port, id);
+        assert!(is_noted(&daemon, id), "treated otherwise");
+
+        daemon
+            .treat_writes(id, || Some(Mode::WriteThrough))
+            .unwrap();
+        drop(port);
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_gets_the_number_of_one_that_was_written_through_is_noted() {
+        let (dir, daemon) = testing::daemon();
+        let port = Port::open(&daemon.reactors).unwrap();
+        daemon.add(through(dir.path())).unwrap();
+        let id = daemon.disk_info("d").unwrap().id;
+        write(&port, id);
+        assert!(!is_noted(&daemon, id));
+        daemon
+            .remove("d", crate::api::types::DiskRemove::default())
+            .unwrap();
+        while daemon.disk_info("d").is_ok() {
+            daemon.jobs_round();
+            std::thread::yield_now();
+        }
+        daemon.add(testing::disk(dir.path(), "d")).unwrap();
+        assert_eq!(daemon.disk_info("d").unwrap().id, id);
+        write(&port, id);
+        assert!(is_noted(&daemon, id), "another disk");
         drop(port);
         daemon.shut_down(StopReason::Signal).unwrap();
     }

@@ -254,7 +254,7 @@ impl Daemon {
 
     /// Something of a disk that is not served may have been dirty on flash that is gone, and nobody knows how much.
     /// Whoever asks holds locks of others.
-    fn is_dirty_unknown(&self, slot: &Slot) -> bool {
+    pub(super) fn is_dirty_unknown(&self, slot: &Slot) -> bool {
         let unserved = slot.life.unserved().is_some();
         let beside = self.beside.as_ref().filter(|_| unserved);
         beside.is_some_and(|beside| {

@@ -142,6 +142,8 @@ impl Daemon {
             self.reactors.disconnect()
         };
         self.observer.end_recordings();
+        // A flush that was under way for one of them fails here, and it will not hear of it.
+        self.engine.clients_have_left();
         self.hurry();
         // It may have been removed a moment ago. One that hangs would keep the stop, and what is written there fails in time.
         self.look_at_flash_aside();

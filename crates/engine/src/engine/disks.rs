@@ -182,6 +182,18 @@ impl Engine {
         Ok(())
     }
 
+    /// All clients of all disks were cut off: a flush that fails from here on tells none of them that anything may be lost.
+    pub fn clients_have_left(&self) {
+        for disk in self.core().disks.iter_mut().flatten() {
+            disk.origin.sync.clients_have_left();
+        }
+    }
+
+    /// True if a write of the disk may leave on flash what its origin lacks; `None` if there is no such disk.
+    pub fn writes_to_flash(&self, id: DiskId) -> Option<bool> {
+        self.core().disk(id).map(|d| d.writes_to_flash())
+    }
+
     /// Changes the cache mode; requests in flight end as they began.
     pub fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), ControlError> {
         let mut core = self.core();

@@ -255,6 +255,8 @@ impl Engine {
                     }
                     // Once in each order of the halves.
                     (Err(RecoverError::BeginsThere(there)), Some(_)) => there,
+                    // There are only so many devices.
+                    (Err(RecoverError::DeviceLost), Some(_)) => BTreeMap::new(),
                     (Err(e), _) => return Err(refused(e)),
                 };
                 core = Self::blank(again.0.clone(), media.spread(), again.1.clone(), known);
@@ -384,6 +386,8 @@ fn refused(e: RecoverError) -> OpenError {
         RecoverError::Io(e) => OpenError::Io(e),
         RecoverError::Format(e) => OpenError::Format(e),
         RecoverError::Damaged(why) => OpenError::Damaged(why),
-        e @ RecoverError::BeginsThere(_) => OpenError::Damaged(e.to_string()),
+        e @ (RecoverError::BeginsThere(_) | RecoverError::DeviceLost) => {
+            OpenError::Damaged(e.to_string())
+        }
     }
 }

@@ -10,11 +10,11 @@ use crate::faults::Fault;
 use crate::flash::device::{FlashDevice, Users};
 use crate::flash::log::{Head, Sealing, SegState};
 use crate::flash::replay::{Intents, Replay};
-use crate::flash::survey::{Content, Found, Told, WalkedBatch, first_batch};
+use crate::flash::survey::{Content, Found, Told, WalkedBatch, first_batch, read_what_can_be};
 use crate::paths::{Path, took};
 use hearth_format::superblock::INCOMPAT_MAP;
 use hearth_format::{FormatError, Kind, MapEntry, SegmentMap, SummaryHeader};
-use hearth_io::{BLOCK, Media};
+use hearth_io::{BLOCK, Media, media};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::io;
@@ -32,6 +32,9 @@ pub(crate) enum RecoverError {
     /// those beginnings. What was written meanwhile is what every start would write.
     #[error("the log goes on in the other half of {} segments", .0.len())]
     BeginsThere(BTreeMap<u32, Beginning>),
+    /// What was found may be on that device alone, so all is to be looked at again without it.
+    #[error("a flash device was lost while the log was read")]
+    DeviceLost,
 }
 
 /// The first batch of a segment.
@@ -72,6 +75,10 @@ pub(crate) struct Recovered {
     cut: Vec<(u32, u32)>,
     /// Segments of which not all was durable.
     halved: Vec<Halved>,
+    /// Those of them that are not whole in both halves even so: the next start is to look at them again.
+    unlike: BTreeSet<u32>,
+    /// Segments whose first block cannot be read in the half that is read first.
+    unread_first: BTreeSet<u32>,
 }
 
 /// A segment of which not all was durable, as its halves have it.
@@ -84,6 +91,8 @@ struct Halved {
     single: BTreeSet<u32>,
     /// Those that are as they should be in the half that is not read otherwise, and not in the one that is.
     better_there: BTreeSet<u32>,
+    /// Those that are not as they should be in that one, and cannot be read in the other.
+    unread_there: BTreeSet<u32>,
 }
 
 /// Blocks that are wiped by one write.
@@ -102,7 +111,16 @@ impl<U: Users> FlashDevice<U> {
         replay: &mut impl Replay,
         how: &How,
     ) -> Result<Recovered, RecoverError> {
+        let lost = |media: &dyn Media| media.spread().map(|spread| spread.lost());
+        let before = lost(media);
         let mut found = self.accept(media, replay, how)?;
+        self.log.next_batch_seq = found.last_batch + 1;
+        self.log.applied_seq = found.last_batch;
+        self.log.next_segment_seq = found.max_segment_seq + 1;
+        self.make_halves_alike(media, &mut found)?;
+        if lost(media) != before {
+            return Err(RecoverError::DeviceLost);
+        }
         self.settle_log(media, &mut found)?;
         Ok(found)
     }
@@ -114,11 +132,13 @@ impl<U: Users> FlashDevice<U> {
         replay: &mut impl Replay,
         how: &How,
     ) -> Result<Recovered, RecoverError> {
-        let mut found = self.survey(media, how)?;
+        let mut unread_first = BTreeSet::new();
+        let mut found = self.survey(media, how, &mut unread_first)?;
         check_readable(&found, how)?;
         found.sort_by_key(|f| f.seq);
         let mut out = Recovered {
             max_segment_seq: found.last().map_or(0, |f| f.seq),
+            unread_first,
             ..Recovered::default()
         };
         let map = match self.sb.incompat & INCOMPAT_MAP {
@@ -146,7 +166,9 @@ impl<U: Users> FlashDevice<U> {
                 && !self.faults.has(Fault::TrustUnverifiedTail)
             {
                 took(Path::SummaryDoubted);
-                let (mut batches, claimed) = self.walk(media, f.seg);
+                // Batches of another life would be left out below.
+                let life = (!self.faults.has(Fault::KeepStrangers)).then_some(f.seq);
+                let (mut batches, claimed) = self.walk(media, f.seg, life);
                 f.claimed = claimed;
                 // The summary may have reached flash before the batches it tells of; what stands
                 // in their place then is of an earlier use of the segment.
@@ -493,6 +515,7 @@ impl<U: Users> FlashDevice<U> {
             used,
             single,
             better_there: better_there.collect(),
+            unread_there: p.unread_there.into_iter().collect(),
         });
         p.told.marks.truncate(p.accepted);
         out.seal.push(Sealing {
@@ -628,25 +651,39 @@ impl<U: Users> FlashDevice<U> {
         for halved in std::mem::take(&mut found.halved) {
             let at = self.layout.segment_offset(halved.seg);
             let len = halved.used as usize * BLOCK as usize;
-            // What rotted where it is read, before that takes the place of the only good copy.
+            // What rotted where it is read, before that takes the place of the only good copy. What cannot be read there now
+            // may be later, so it stays as it is.
+            let mut left = halved.unread_there;
             for row in &halved.better_there {
                 let (at, one) = (at + u64::from(*row) * BLOCK, &mut one[..BLOCK as usize]);
-                if matches!(media.read_other(at, one), Ok(true)) {
-                    took(Path::FirstHalfMended);
-                    media.write_at(at, one)?;
+                match media.read_other(at, one) {
+                    Ok(true) => {
+                        took(Path::FirstHalfMended);
+                        media.write_at(at, one)?;
+                    }
+                    Ok(false) => {}
+                    Err(_) => {
+                        left.insert(*row);
+                    }
                 }
             }
             // What cannot be read there is written.
-            let both = media.read_other(at, &mut other[..len]);
-            if matches!(both, Ok(false)) {
+            let there = media.read_other(at, &mut other[..BLOCK as usize]);
+            if matches!(there, Ok(false)) {
                 continue;
             }
-            media.read_at(at, &mut one[..len])?;
+            if !left.is_empty() {
+                found.unlike.insert(halved.seg);
+            }
+            // Each half alone: of what is read from the other one nothing is known.
+            let unread = read_what_can_be(&mut media::FirstHalf(media), at, &mut one[..len]);
+            let unread_there =
+                read_what_can_be(&mut media::OtherHalf(media), at, &mut other[..len]);
             let pairs = one[..len].chunks(BLOCK as usize);
             let pairs = pairs.zip(other.chunks(BLOCK as usize)).zip(0..);
             for ((one, other), n) in pairs {
-                let shared = !halved.single.contains(&n);
-                if shared && (both.is_err() || one != other) {
+                let shared = !halved.single.contains(&n) && !left.contains(&n);
+                if shared && !unread.contains(&n) && (unread_there.contains(&n) || one != other) {
                     took(Path::HalfMended);
                     media.write_other(at + u64::from(n) * BLOCK, one)?;
                 }
@@ -673,18 +710,20 @@ impl<U: Users> FlashDevice<U> {
                 media.read_other(self.layout.segment_offset(seg), start),
                 media.read_other(self.layout.summary_offset(seg), end),
             ];
-            // Of what cannot be read nothing is believed; the other end says enough.
+            // Of what cannot be read nothing is believed. Nor may a beginning ever be: a start that can read it would find what this one did
+            // without. (A summary says nothing that is newer than the beginning.)
             for (read, bytes) in read.iter().zip([&mut *start, &mut *end]) {
                 if !matches!(read, Ok(true)) {
                     bytes.fill(0);
                 }
             }
+            let unread = read[0].is_err() || found.unread_first.contains(&seg);
             if let Some(begins) = self.beginning(start)
                 && newest.is_none_or(|newest| begins.segment_seq > newest)
             {
                 there.insert(seg, begins);
             }
-            if self.begins_after(start, end, found.last_batch) {
+            if unread || self.begins_after(start, end, found.last_batch) {
                 only_there.push(seg);
             }
         }
@@ -706,10 +745,6 @@ impl<U: Users> FlashDevice<U> {
         media: &mut dyn Media,
         found: &mut Recovered,
     ) -> Result<(), RecoverError> {
-        self.log.next_batch_seq = found.last_batch + 1;
-        self.log.applied_seq = found.last_batch;
-        self.log.next_segment_seq = found.max_segment_seq + 1;
-        self.make_halves_alike(media, found)?;
         // First what was accepted becomes durable; only then may anything on flash claim so.
         if !self.faults.has(Fault::SealUnflushed) {
             media.flush()?;
@@ -726,7 +761,11 @@ impl<U: Users> FlashDevice<U> {
             media.write_at(offset, &zeros)?;
         }
         for sealing in found.seal.drain(..) {
-            let bytes = self.encode_summary(&sealing)?;
+            let bytes = match found.unlike.contains(&sealing.seg) {
+                // With a summary that reaches no further than what is durable the next start would not look.
+                true => vec![0u8; self.layout.summary_bytes()],
+                false => self.encode_summary(&sealing)?,
+            };
             media.write_at(self.layout.summary_offset(sealing.seg), &bytes)?;
         }
         // What was not accepted must not be met again between newer batches.
@@ -776,6 +815,8 @@ struct Played {
     used: Vec<u32>,
     /// The same: blocks that the other half has better.
     better_there: Vec<u32>,
+    /// The same: blocks that are not right, and cannot be read in the other half.
+    unread_there: Vec<u32>,
     /// So many chunks count.
     accepted: usize,
     opened: bool,
@@ -813,6 +854,7 @@ impl Played {
             again: false,
             used: Vec::new(),
             better_there: Vec::new(),
+            unread_there: Vec::new(),
             accepted: 0,
             opened: false,
             whole: false,
@@ -841,6 +883,7 @@ impl Played {
                     used += 1 + b.rows;
                     p.used.push(used);
                     p.better_there.extend(&b.better_there);
+                    p.unread_there.extend(&b.unread_there);
                     p.told.marks.push(b.mark());
                     p.chunks.push(Chunk {
                         first: b.header.batch_seq,

@@ -31,6 +31,8 @@ pub(crate) struct WalkedBatch {
     pub data_ok: bool,
     /// Blocks of the segment that are as they should be in the half that is not read otherwise, and not in the one that is.
     pub better_there: Vec<u32>,
+    /// Blocks that are not as they should be in that one, and cannot be read in the other.
+    pub unread_there: Vec<u32>,
 }
 
 impl WalkedBatch {
@@ -73,7 +75,14 @@ impl<U: Users> FlashDevice<U> {
     /// Reads both ends of every segment, and of those without a summary the whole.
     ///
     /// The next ones are read while those before are looked at.
-    pub fn survey(&self, media: &mut dyn Media, how: &How) -> Result<Vec<Found>, RecoverError> {
+    ///
+    /// `unread` gets the segments whose first block cannot be read in the half that is read first, and can in the other.
+    pub fn survey(
+        &self,
+        media: &mut dyn Media,
+        how: &How,
+        unread: &mut BTreeSet<u32>,
+    ) -> Result<Vec<Found>, RecoverError> {
         let mut found = Vec::new();
         let mut unsealed = Vec::new();
         let layout = self.layout;
@@ -89,7 +98,13 @@ impl<U: Users> FlashDevice<U> {
             pieces,
             at_once.min(total) as usize * stride,
             |media, segs, bytes| read_ends(media, &layout, segs, bytes),
-            |segs, bytes, blind| {
+            |segs, bytes, sight| {
+                let half_read = segs
+                    .clone()
+                    .zip(&sight)
+                    .filter(|(_, s)| **s == Sight::Other);
+                unread.extend(half_read.map(|(seg, _)| seg));
+                let blind = sight.into_iter().map(|s| s == Sight::None);
                 let ends = bytes.chunks(stride).zip(blind);
                 self.look_at(keep, segs.zip(ends), &mut found, &mut unsealed);
             },
@@ -107,7 +122,7 @@ impl<U: Users> FlashDevice<U> {
             unsealed.push((*seg, known.segment_seq, false, known.again));
         }
         for (seg, seq, blind, again) in unsealed {
-            let (batches, claimed) = self.walk(media, seg);
+            let (batches, claimed) = self.walk(media, seg, Some(seq));
             found.push(Found {
                 seg,
                 seq,
@@ -258,7 +273,7 @@ impl<U: Users> FlashDevice<U> {
         {
             return Ok(told);
         }
-        let (batches, _) = self.walk(media, seg);
+        let (batches, _) = self.walk(media, seg, Some(header.segment_seq));
         let whole = batches.last().is_some_and(|b| {
             b.header.segment_seq == header.segment_seq
                 && b.header.batch_seq == header.last_batch_seq
@@ -281,15 +296,22 @@ impl<U: Users> FlashDevice<U> {
     ///
     /// Where everything is there twice, what is not whole in one half is looked for in the other: a descriptor or a block may have rotted
     /// that was promised. It may be that the other half alone has got it, of what was promised to nobody; that may count or not.
-    pub fn walk(&self, media: &mut dyn Media, seg: u32) -> (Vec<WalkedBatch>, u64) {
+    ///
+    /// With the number of the segment, if that is known: batches of another life of it do not count.
+    pub fn walk(
+        &self,
+        media: &mut dyn Media,
+        seg: u32,
+        life: Option<u64>,
+    ) -> (Vec<WalkedBatch>, u64) {
         let mut bytes = vec![0u8; self.log.data_blocks as usize * BLOCK_BYTES];
         let start = self.layout.segment_offset(seg);
-        let unread = read_what_can_be(media, start, &mut bytes);
+        // That half alone: with one block that cannot be read there, all would be the other's, and taken for what this one has.
+        let unread = read_what_can_be(&mut media::FirstHalf(media), start, &mut bytes);
         let half = Half {
             bytes: &bytes,
             unread: &unread,
         };
-        let life = self.begins_there.get(&seg).map(|begins| begins.segment_seq);
         let (batches, claimed) = self.walk_bytes(half, None, life);
         let end = batches.iter().map(|b| 1 + b.rows).sum::<u32>();
         // Of a segment of which not even the beginning can be read nobody knows which life of it the other half has, but by its number.
@@ -362,7 +384,7 @@ impl<U: Users> FlashDevice<U> {
             // A clean block that is in one half only may be gone with it, and the batch counts all the same.
             let once = half > 0 && !self.faults.has(Fault::CleanDecides);
             let judged = |e: &&Entry| e.kind.is_data() && !(once && e.kind == Kind::Clean);
-            let mut data_ok = true;
+            let (mut data_ok, mut unread_there) = (true, Vec::new());
             for e in entries.iter().filter(judged) {
                 let slot = u32::from(e.slot);
                 let row = if half > 0 { slot % half } else { slot };
@@ -374,9 +396,13 @@ impl<U: Users> FlashDevice<U> {
                 if here.block(row).is_some_and(is_it) {
                     continue;
                 }
-                match there(row).is_some_and(is_it) {
-                    true => better_there.push(row),
-                    false => data_ok = false,
+                match there(row).map(is_it) {
+                    Some(true) => better_there.push(row),
+                    Some(false) => data_ok = false,
+                    None => {
+                        data_ok = false;
+                        unread_there.push(row);
+                    }
                 }
             }
             let rows = header.rows(at, half, &entries);
@@ -387,6 +413,7 @@ impl<U: Users> FlashDevice<U> {
                 rows,
                 data_ok,
                 better_there,
+                unread_there,
             });
         }
         let mut claimed = 0;
@@ -404,7 +431,16 @@ impl<U: Users> FlashDevice<U> {
     }
 }
 
-/// Reads both ends of consecutive segments; tells of each whether its first block could not be read.
+/// Where the first block of a segment can be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    First,
+    /// In the other half only.
+    Other,
+    None,
+}
+
+/// Reads both ends of consecutive segments; tells of each where its first block could be read.
 ///
 /// One segment's summary and the first block of the next lie side by side, so in memory a segment's
 /// first block stands before its summary, and most reads take one of each.
@@ -413,7 +449,7 @@ fn read_ends(
     layout: &Layout,
     segs: &Range<u32>,
     bytes: &mut [u8],
-) -> Vec<bool> {
+) -> Vec<Sight> {
     let stride = BLOCK_BYTES + layout.summary_bytes();
     let bytes = &mut bytes[..segs.len() * stride];
     let (first, rest) = bytes.split_at_mut(BLOCK_BYTES);
@@ -422,13 +458,20 @@ fn read_ends(
         reads.push((layout.summary_offset(seg), piece));
     }
     if media.read_many(&mut reads).is_ok() {
-        return vec![false; segs.len()];
+        return vec![Sight::First; segs.len()];
     }
     let ends = segs.clone().zip(bytes.chunks_mut(stride));
     ends.map(|(seg, ends)| {
         let (start, end) = ends.split_at_mut(BLOCK_BYTES);
         read_what_can_be(media, layout.summary_offset(seg), end);
-        !read_what_can_be(media, layout.segment_offset(seg), start).is_empty()
+        let at = layout.segment_offset(seg);
+        if !read_what_can_be(media, at, start).is_empty() {
+            return Sight::None;
+        }
+        match media.read_first(at, &mut [0; BLOCK_BYTES]) {
+            Ok(()) => Sight::First,
+            Err(_) => Sight::Other,
+        }
     })
     .collect()
 }
@@ -464,7 +507,11 @@ impl<'a> Half<'a> {
 ///
 /// What the log needs is told by its own numbers; a sector that went bad in a segment that was trimmed or in
 /// one clean block must not take all disks with it.
-fn read_what_can_be(media: &mut dyn Media, offset: u64, out: &mut [u8]) -> BTreeSet<u32> {
+pub(super) fn read_what_can_be(
+    media: &mut dyn Media,
+    offset: u64,
+    out: &mut [u8],
+) -> BTreeSet<u32> {
     let mut unread = BTreeSet::new();
     if media.read_at(offset, out).is_ok() {
         return unread;

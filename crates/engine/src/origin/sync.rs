@@ -45,6 +45,8 @@ pub(crate) struct OriginSync {
     guest: u64,
     /// Up to which write a client was told that its flush failed: what becomes of those is no surprise to it.
     told: u64,
+    /// Nobody can be told anything any more.
+    clients_left: bool,
     /// `completed` when the origin was last written without an intent (the cache was off, or an
     /// earlier run of the daemon did): until that is durable, nothing read from the origin may
     /// be cached, or a power cut could take it from the origin and leave it on flash.
@@ -136,6 +138,17 @@ impl OriginSync {
         self.durable >= self.unguarded
     }
 
+    /// Clients were cut off: what fails from here on none of them hears of, and when they come again they ask anew.
+    pub fn clients_have_left(&mut self) {
+        self.clients_left = true;
+    }
+
+    fn is_told(&mut self, upto: u64) {
+        if !self.clients_left {
+            self.told = self.told.max(upto);
+        }
+    }
+
     /// True if clients know of all that they wrote past the cache that it is durable, or that it may be lost.
     pub fn is_guest_told(&self) -> bool {
         self.durable.max(self.told) >= self.guest
@@ -143,7 +156,7 @@ impl OriginSync {
 
     /// A client's flush fails, and the origin is not asked any more.
     pub fn flush_refused(&mut self) {
-        self.told = self.guest;
+        self.is_told(self.guest);
     }
 
     /// True if everything that was written to the origin is durable there.
@@ -204,7 +217,7 @@ impl OriginSync {
             let of_clients = self.waiters.iter();
             let of_clients = of_clients.filter(|(_, who)| matches!(who, SyncWaiter::Flush(_)));
             let told = of_clients.map(|(target, _)| *target).max();
-            self.told = self.told.max(told.unwrap_or(0));
+            self.is_told(told.unwrap_or(0));
             return self.take_waiters();
         }
         self.failures = 0;
@@ -265,6 +278,10 @@ mod tests {
         assert!(!sync.is_guest_told(), "not of what came later");
         sync.flush_refused();
         assert!(sync.is_guest_told());
+        sync.wrote(true);
+        sync.clients_have_left();
+        sync.flush_refused();
+        assert!(!sync.is_guest_told(), "nobody heard it");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Durability: flushes of flash and origins, shared by all who wait, and the intents that
 //! protect clean copies while an origin changes.
 
-use crate::api::{DiskId, Effects, ReqError};
+use crate::api::{DiskId, Effects, ReqError, ReqOp};
 use crate::core::apply::Then;
 use crate::core::route::FlashWaiter;
 use crate::core::{Core, OpCtx};
@@ -21,8 +21,12 @@ impl Core {
     pub fn start_flush(&mut self, id: ReqId, now: u64, fx: &mut Effects) {
         let disk = self.reqs[id].disk;
         let applied = self.flash.log.applied_ord;
+        // A write that has to be durable comes here when flash was left before it was. Its failure tells the client of that write alone.
+        let is_flush = self.reqs[id].op == ReqOp::Flush;
         if self.fenced(disk) {
-            self.known_mut(disk).origin.sync.flush_refused();
+            if is_flush {
+                self.known_mut(disk).origin.sync.flush_refused();
+            }
             self.reqs[id].failed = Some(ReqError::Io);
             self.finish(id, now, fx);
             return;
@@ -76,7 +80,11 @@ impl Core {
             self.wait_flash(Until::Ord(applied), FlashWaiter::Request(id), now, fx);
         }
         if origin {
-            self.wait_origin(disk, guest, SyncWaiter::Flush(id), now, fx);
+            let who = match is_flush {
+                true => SyncWaiter::Flush(id),
+                false => SyncWaiter::Fua(id),
+            };
+            self.wait_origin(disk, guest, who, now, fx);
         }
     }
 

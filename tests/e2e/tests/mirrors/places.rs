@@ -27,7 +27,7 @@ fn another_disk_in_a_legs_place_gets_everything() -> Result<()> {
     let (mut hearth, a, b) = two_legs()?;
     let mut remote = server(&hearth, &b, &hearth.dir().join("fail"))?;
     let legs = [path(&a), &*remote.uri("")];
-    let more = ["--sole-user", "--mode", "off", "--origin-timeout", "1"];
+    let more = ["--sole-user", "--mode", "off", "--origin-timeout", "5"];
     add(&hearth, &legs, &more)?;
     wait_states(&hearth, &["current", "current"])?;
     let mut writer = Writer::uncached(13);

@@ -161,7 +161,7 @@ impl Files {
             return;
         }
         // One that was closed meanwhile is opened as it should be.
-        let _ = daemon.engine.set_mode(id, self.mode(&record));
+        let _ = daemon.treat_writes(id, || Some(self.mode(&record)));
         let _ = daemon
             .engine
             .set_limits(id, record.min_bytes, record.max_bytes);
@@ -169,7 +169,7 @@ impl Files {
             .iter()
             .filter(|setting| setting.name != "mode")
         {
-            let _ = setting.tell_engine(&daemon.engine, &record);
+            let _ = setting.tell_engine(daemon, &record);
         }
     }
 
@@ -212,7 +212,7 @@ impl Files {
         let mut config = settings::config(record, &device);
         config.mode = self.mode(record);
         let mode = config.mode;
-        if let Err(e) = daemon.engine.attach(config, OriginState::Flushed) {
+        if let Err(e) = daemon.give_engine(config, OriginState::Flushed) {
             tracing::error!(file = %device.name(), "cannot be cached: {e}");
             daemon.targets.set(Target::Origin(id), None);
             daemon.poke();
@@ -222,7 +222,7 @@ impl Files {
         daemon.watch_file(id, origin);
         // Whoever changed it meanwhile did not find the file among those that are open.
         if self.mode(record) != mode {
-            let _ = daemon.engine.set_mode(id, self.mode(record));
+            let _ = daemon.treat_writes(id, || Some(self.mode(record)));
         }
         daemon.poke();
         Ok(())
@@ -679,7 +679,7 @@ impl Disks for Files {
             let record = lock(&daemon.pool).record(id).cloned();
             if let Some(record) = record.filter(|record| record.datastore == self.store) {
                 // One that was closed meanwhile is opened as it should be.
-                let _ = daemon.engine.set_mode(id, self.mode(&record));
+                let _ = daemon.treat_writes(id, || Some(self.mode(&record)));
             }
         }
         daemon.poke();

@@ -73,6 +73,9 @@ fn a_start_without_flash_says_what_is_known_and_what_is_not() {
     assert_eq!(daemon.stats_report().pool.capacity, 0);
     let recovery = info.recovery.unwrap();
     assert_eq!(recovery.how, "state directory alone");
+    let page = daemon.metrics_page(hearth_metrics::Form::Plain);
+    let of_disk = |name: &str| page.contains(&format!("hearth_disk_dirty_bytes{{disk=\"{name}\""));
+    assert!(!of_disk("a") && of_disk("b"), "{page}");
     let said = super::super::found(&recovery, daemon.without_flash, true);
     assert!(said.contains("without a cache"), "{said}");
 

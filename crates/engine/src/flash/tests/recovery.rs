@@ -524,7 +524,7 @@ fn more_segments_than_are_read_at_once_are_all_found() {
                 .unwrap();
         }
     }
-    let mut found = d.survey(&mut media, &HOW).unwrap();
+    let mut found = d.survey(&mut media, &HOW, &mut BTreeSet::new()).unwrap();
     found.sort_by_key(|f| f.seg);
     let segs: Vec<u32> = found.iter().map(|f| f.seg).collect();
     let want: Vec<u32> = (0..layout.segment_count).filter(|s| *s != free).collect();
@@ -595,5 +595,9 @@ fn segments_as_large_as_may_be_are_not_read_all_at_once() {
         blocks: BTreeMap::new(),
         bad: u64::MAX,
     };
-    assert!(d.survey(&mut media, &HOW).unwrap().is_empty());
+    assert!(
+        d.survey(&mut media, &HOW, &mut BTreeSet::new())
+            .unwrap()
+            .is_empty()
+    );
 }
