@@ -214,7 +214,7 @@ fn a_sector_that_cannot_be_read_does_not_hide_what_its_half_lacks() {
                 let last = place(&mut j, poor, 107).expect("it is there") + behind;
                 half(&mut j, poor).power_cut();
                 let bad = (last * BLOCK as usize) as u64;
-                half(&mut j, poor).faults.bad_ranges = vec![bad..bad + BLOCK];
+                half(&mut j, poor).faults.bad_ranges.push(bad..bad + BLOCK);
                 j.crash();
                 half(&mut j, poor).faults.bad_ranges.clear();
                 let read = unflushed.read(&mut j, &what);
