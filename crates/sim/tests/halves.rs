@@ -136,42 +136,6 @@ fn what_is_whole_in_one_half_stays_although_it_is_not_read_when_the_other_is_men
     }
 }
 
-/// Blocks that one write has.
-const EACH: u64 = 24;
-
-/// A segment that is full says in its summary what it holds, and one that no batch says is durable is looked at all the same: its
-/// beginning may have rotted, and the other half has it.
-#[test]
-fn a_full_segment_whose_beginning_rotted_in_one_half_is_read_from_the_other() {
-    for once in [false, true] {
-        for rotten in [0, 1] {
-            let what = format!("once {once}, half {rotten}");
-            let mut j = Judged::twice(vec![disk(1)], once);
-            // Two segments and more, then one flush, and nothing that says so on flash.
-            let (mut begins, mut before) = (Vec::new(), None);
-            let mut fills = Vec::new();
-            while begins.len() < 3 {
-                let fill = 40 + fills.len() as u8;
-                let block = fills.len() as u64 * EACH;
-                j.write(1, block, EACH, fill).expect("written");
-                let at = place(&mut j, rotten, fill).expect("it is there");
-                if before.is_some_and(|before| at != before + 1 + EACH as usize) {
-                    begins.push(at - 1);
-                }
-                before = Some(at);
-                fills.push((block, fill));
-            }
-            j.flush(1).expect("flushed");
-            half(&mut j, rotten).rot(begins[1]);
-            j.crash();
-            assert_eq!(j.lost(1), [], "{what}");
-            for (block, fill) in fills {
-                assert_eq!(j.read(1, block), Ok(fill), "{what}, {block}");
-            }
-        }
-    }
-}
-
 /// What is there after what was flushed and then written over by what was not: whichever of it counts, it does so from then on.
 struct Unflushed {
     blocks: u64,
