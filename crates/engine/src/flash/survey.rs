@@ -370,6 +370,7 @@ impl<U: Users> FlashDevice<U> {
             let mut better_there = Vec::new();
             let lives = |found: &(BatchHeader, Vec<Entry>)| {
                 life.is_none_or(|seq| found.0.segment_seq == seq)
+                    || self.faults.has(Fault::WalkStrangers)
             };
             let found = self.batch_of(block(at), at, batches.last()).filter(lives);
             let found = found.or_else(|| {
