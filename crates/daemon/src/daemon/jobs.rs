@@ -115,7 +115,7 @@ impl Daemon {
     }
 
     /// Looks how far everything is that was begun; true if anything was.
-    pub(super) fn jobs_round(self: &Arc<Daemon>) -> bool {
+    fn jobs_round(self: &Arc<Daemon>) -> bool {
         let disks = self.disks.lock();
         let busy = disks.all().filter(|(_, slot)| slot.life.is_busy());
         let busy: Vec<DiskId> = busy.map(|(id, _)| id).collect();

@@ -421,29 +421,6 @@ mod tests {
         daemon.shut_down(StopReason::Signal).unwrap();
     }
 
-    #[test]
-    fn a_disk_that_gets_the_number_of_one_that_was_written_through_is_noted() {
-        let (dir, daemon) = testing::daemon();
-        let port = Port::open(&daemon.reactors).unwrap();
-        daemon.add(through(dir.path())).unwrap();
-        let id = daemon.disk_info("d").unwrap().id;
-        write(&port, id);
-        assert!(!is_noted(&daemon, id));
-        daemon
-            .remove("d", crate::api::types::DiskRemove::default())
-            .unwrap();
-        while daemon.disk_info("d").is_ok() {
-            daemon.jobs_round();
-            std::thread::yield_now();
-        }
-        daemon.add(testing::disk(dir.path(), "d")).unwrap();
-        assert_eq!(daemon.disk_info("d").unwrap().id, id);
-        write(&port, id);
-        assert!(is_noted(&daemon, id), "another disk");
-        drop(port);
-        daemon.shut_down(StopReason::Signal).unwrap();
-    }
-
     /// What is stored is seen at once, without that lock.
     #[test]
     fn what_was_stored_is_seen() {
