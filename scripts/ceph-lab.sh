@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Ceph lab: a real, small Ceph cluster for the tests of disks on RBD images (tests/e2e/tests/ceph.rs).
+# The Ceph lab: a real, small Ceph cluster for the tests of disks on RBD images (tests/e2e/tests/it/ceph.rs).
 #
 #   scripts/ceph-lab.sh           build, start the cluster, run the tests, end the cluster
 #   scripts/ceph-lab.sh shell     the same cluster with a shell in it
@@ -171,8 +171,8 @@ test | shell)
     if [[ $what == test ]]; then
         use_rust || die "no Rust 1.$RUST_MINOR_MIN or newer; run scripts/setup.sh"
         cargo build --locked -p hearth
-        cargo test --locked -p hearth-e2e --test ceph --no-run
-        set -- cargo test --locked --offline -p hearth-e2e --test ceph -- --nocapture --test-threads=1 "$@"
+        cargo test --locked -p hearth-e2e --no-run
+        set -- scripts/run-tests.py --jobs 1 --verbose --below tests/e2e --only "${@:-ceph}" --locked --offline -p hearth-e2e
     elif (($# == 0)); then
         set -- bash
     fi

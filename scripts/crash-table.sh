@@ -10,4 +10,5 @@ if [[ -z ${HEARTH_BIN:-} ]]; then
     cargo build --release --locked -p hearth
     export HEARTH_BIN="$(target_dir)/release/hearth"
 fi
-CRASH_TABLE=$file RUST_LIB_BACKTRACE=0 cargo test --locked -p hearth-e2e --test crash_table -- --nocapture
+export CRASH_TABLE=$file RUST_LIB_BACKTRACE=0
+e2e_tests --only crash_table

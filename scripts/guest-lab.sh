@@ -240,7 +240,7 @@ case ${1:-} in
         cargo build --release --locked -p hearth
         export HEARTH_BIN="$(target_dir)/release/hearth"
         export RUST_LIB_BACKTRACE=0 GUEST_ROUNDS=${GUEST_ROUNDS:-12}
-        cargo test --locked -p hearth-e2e --test guest_root --test guest_io --test guest_attach --test guest_nfs --test guest_storage --test guest_second_hop --test guest_files --test guest_mirrors --test crash_table --test datastore_clients -- --nocapture --test-threads=1
+        e2e_tests --only guest_root guest_io guest_attach guest_nfs guest_storage guest_second_hop guest_files guest_mirrors crash_table datastore_clients
         ;;
     *) die "usage: scripts/guest-lab.sh image|boot|test (what they do stands at the top of the script)" ;;
 esac

@@ -7,4 +7,4 @@ set -euo pipefail
 release_for_tests
 export CYCLES=${CYCLES:-300}
 export CHANGES=${CHANGES:-1000}
-exec cargo test --locked -p hearth-e2e --test kill9 --test registry --test mirrors --test several_flash -- --nocapture --test-threads=1
+e2e_tests --only kill9 registry mirrors several_flash

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# All that takes too long for scripts/test.sh, one part after the other. Prints which passed, and notes in
-# docs/lab.md on which commit each last did.
+# Runs what takes too long for the gate, one part after the other, and records each result in
+# docs/internals/lab-status.md.
 #
-#   scripts/lab.sh               every part
-#   scripts/lab.sh sim fuzz      only these
-#   scripts/lab.sh --list        which there are
+#   scripts/lab.sh               all parts
+#   scripts/lab.sh --resume      all parts that have not passed on this code
+#   scripts/lab.sh sim fuzz      these parts
+#   scripts/lab.sh --list        the names of the parts
 #
-# A part that cannot run here (no root, no apt) is skipped and keeps its line. What passes with uncommitted
-# changes is not noted: it says nothing of any commit. Ends with status 1 if a part failed.
+# A part that fails does not stop the others; the exit status is 1 if any failed. A part that cannot run here (no
+# root, no apt) is skipped and keeps its row. Nothing is recorded while there are uncommitted changes: the result
+# would belong to no commit. Code is the same if only documents differ.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
@@ -17,17 +19,20 @@ cd "$ROOT"
 SEEDS=${SEEDS:-100000}
 CYCLES=${CYCLES:-60}
 MINUTES=${MINUTES:-1}
-PARTS=(sim fuzz released kill9 many-disks old-builds guest-lab nfs-lab storage-vm-lab remote-lab ceph-lab docs-lab package-lab)
-PAGE=docs/lab.md
+# Each day's simulation runs other seeds, so that repeated runs search further. The row records the first seed.
+SEED_START=${SEED_START:-$(($(date -u +%s) / 86400 * SEEDS))}
+PARTS=(lints sim seeds fuzz released kill9 many-disks old-builds guest-lab nfs-lab storage-vm-lab remote-lab ceph-lab docs-lab package-lab health-lab)
+PAGE=docs/internals/lab-status.md
 
 command_of() {
     case $1 in
-        sim) echo "scripts/sim.sh $SEEDS" ;;
+        sim) echo "scripts/sim.sh $SEEDS $SEED_START" ;;
         fuzz) echo "scripts/fuzz.sh $MINUTES" ;;
         kill9) echo "env CYCLES=$CYCLES scripts/kill9.sh" ;;
-        released | many-disks | old-builds | nfs-lab) echo "scripts/$1.sh" ;;
         guest-lab) echo "scripts/guest-lab.sh test" ;;
-        storage-vm-lab | remote-lab | ceph-lab | docs-lab | package-lab | health-lab) echo "scripts/$1.sh" ;;
+        lints | seeds | released | many-disks | old-builds | nfs-lab | storage-vm-lab | remote-lab | ceph-lab | docs-lab | package-lab | health-lab)
+            echo "scripts/$1.sh"
+            ;;
         *) return 1 ;;
     esac
 }
@@ -46,34 +51,48 @@ why_not() {
     esac
 }
 
-# Puts a line about a part in place of the one before: `| name | command | commit | day | seconds |`.
-note_passed() {
-    local part=$1 seconds=$2 commit line
+# True if the part passed on a commit whose code is that of HEAD.
+has_passed() {
+    local commit
+    commit=$(awk -F ' *[|] *' -v part="$1" '$2 == part && $4 == "passed" { print $5 }' "$PAGE")
+    [[ -n $commit ]] && git diff --quiet "$commit" HEAD -- . ':!docs' ':!*.md' 2>/dev/null
+}
+
+# Replaces a part's row: `| part | command | result | commit | date | seconds |`.
+record() {
+    local part=$1 result=$2 seconds=$3 line
     if [[ -n $(git status --porcelain --untracked-files=no -- ":!$PAGE") ]]; then
-        note "not noted in $PAGE: there are uncommitted changes"
+        note "not recorded in $PAGE: there are uncommitted changes"
         return 0
     fi
-    commit=$(git rev-parse --short=12 HEAD)
-    line="| $part | \`$(command_of "$part")\` | $commit | $(date -u +%F) | $seconds |"
-    awk -v part="$part" -v line="$line" '
-        $0 ~ "^\\| " part " \\|" { print line; next }
-        { print }
-    ' "$PAGE" >"$PAGE.new"
+    line="| $part | \`$(command_of "$part")\` | $result | $(git rev-parse --short=12 HEAD) | $(date -u +%F) | $seconds |"
+    awk -v part="$part" -v line="$line" '$0 ~ "^\\| " part " \\|" { print line; next } { print }' "$PAGE" >"$PAGE.new"
     mv "$PAGE.new" "$PAGE"
 }
 
-if [[ ${1:-} == --list ]]; then
-    printf '%s\n' "${PARTS[@]}"
-    exit 0
-fi
+resume=
+case ${1:-} in
+    --list)
+        printf '%s\n' "${PARTS[@]}"
+        exit 0
+        ;;
+    --resume)
+        resume=1
+        shift
+        ;;
+esac
 (($# == 0)) || PARTS=("$@")
 for part in "${PARTS[@]}"; do
-    command_of "$part" >/dev/null || die "there is no part $part; scripts/lab.sh --list names them"
+    command_of "$part" >/dev/null || die "there is no part $part; scripts/lab.sh --list prints the names"
 done
 
 outcome=()
 failed=0
 for part in "${PARTS[@]}"; do
+    if [[ -n $resume ]] && has_passed "$part"; then
+        outcome+=("passed earlier on this code")
+        continue
+    fi
     reason=$(why_not "$part")
     if [[ -n $reason ]]; then
         outcome+=("skipped: $reason")
@@ -83,15 +102,13 @@ for part in "${PARTS[@]}"; do
     if [[ $part == ceph-lab ]]; then scripts/setup.sh ceph; fi
     began=$SECONDS
     read -ra words <<<"$(command_of "$part")"
-    if "${words[@]}"; then
-        outcome+=("passed in $((SECONDS - began)) s")
-        note_passed "$part" "$((SECONDS - began))"
-    else
-        outcome+=("FAILED after $((SECONDS - began)) s")
-        failed=1
-    fi
+    result=passed
+    "${words[@]}" </dev/null || result=failed
+    outcome+=("$result in $((SECONDS - began)) s")
+    record "$part" "$result" "$((SECONDS - began))"
+    [[ $result == passed ]] || failed=1
 done
 
 say "The lab on $(git rev-parse --short=12 HEAD)"
-for i in "${!PARTS[@]}"; do note "$(printf '%-12s %s' "${PARTS[i]}" "${outcome[i]}")"; done
+for i in "${!PARTS[@]}"; do note "$(printf '%-14s %s' "${PARTS[i]}" "${outcome[i]}")"; done
 exit "$failed"

@@ -54,6 +54,9 @@ release_for_tests() {
     export HEARTH_BIN
 }
 
+# Runs end-to-end tests one at a time, in full words; $@ are options of scripts/run-tests.py, such as --only MODULE.
+e2e_tests() { "$ROOT/scripts/run-tests.py" --jobs 1 --verbose --below tests/e2e "$@" --locked -p hearth-e2e; }
+
 # Builds the console's page, which the binary takes in when it is compiled. Without Node, or without a way to
 # npm's packages, the binary has a page that says so, and everything else.
 build_console() {

@@ -5,4 +5,4 @@ set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
 release_for_tests
 export DISKS=${DISKS:-2048}
-exec cargo test --locked -p hearth-e2e --test many_disks -- --nocapture
+e2e_tests --only many_disks

@@ -23,5 +23,5 @@ for commit in "$@"; do
         (cd "$old/source" && cargo build --locked -p hearth --target-dir "$old")
     fi
     say "Pools of $commit and of this build"
-    HEARTH_OLD_BIN="$old/debug/hearth" cargo test --locked -p hearth-e2e --test old_builds -- --nocapture
+    HEARTH_OLD_BIN="$old/debug/hearth" e2e_tests --only old_builds
 done

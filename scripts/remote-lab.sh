@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The remote lab: real iSCSI, ssh, NFS and web servers for the tests of images on other hosts
-# (tests/e2e/tests/remote.rs), without installing them or touching the machine's own.
+# (tests/e2e/tests/it/remote.rs), without installing them or touching the machine's own.
 #
 #   scripts/remote-lab.sh         fetch the servers' packages (once), build, and run the tests
 #
@@ -95,5 +95,5 @@ export RUST_LIB_BACKTRACE=0
 fetch
 configure
 cargo build --locked -p hearth
-cargo test --locked -p hearth-e2e --test remote --no-run
-inside cargo test --locked --offline -p hearth-e2e --test remote -- --nocapture --test-threads=1 "$@"
+cargo test --locked -p hearth-e2e --no-run
+inside scripts/run-tests.py --jobs 1 --verbose --below tests/e2e --only "${@:-remote}" --locked --offline -p hearth-e2e

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Runs test programs several at a time, for most end-to-end tests wait: for a guest, a deadline, a disk.
+"""Runs tests in parallel, each in a process of its own.
 
-    scripts/run-tests.py --jobs 3 -p hearth-e2e             every program of the package
-    scripts/run-tests.py --jobs 3 -p hearth-e2e --test tls  one of them
+    scripts/run-tests.py --below tests/e2e                     all end-to-end tests
+    scripts/run-tests.py --below tests/e2e --only tls          one module
+    scripts/run-tests.py --below tests/e2e --only tls::expired one test
 
-What it does not know goes to `cargo test --no-run`, which builds the programs. Of one program's tests one runs after the
-other. What a program says comes in one piece, when it has ended.
+Unknown arguments are passed to `cargo test --no-run`, which builds the test programs. Each test has its own process:
+some change signals, limits or hooks of the whole process, some measure its memory. End-to-end tests mostly wait (for a
+guest, a deadline, a disk), so more of them run at a time than there are processors. The output of a test is printed
+when the test ends, if it failed or was skipped.
 
-A program whose tests change something that the whole host has says so in its description, and never runs beside another
-that says the same; `everything` stands for a program that runs beside none, `processors` for one with an emulated guest,
-which is busy while others wait:
+A module whose tests use a resource of the whole host names it in its description, and no two tests that name the same
+resource run at the same time. `processors` marks a test with an emulated guest, `everything` a test that runs alone:
 
-    //! Takes of the host: swap, loop devices
+    //! Exclusive: swap, loop devices
 
-A test that failed is run once more, with nothing beside it: many wait for real processes on a machine that others use as
-well. Whoever fails twice fails, and who passed only then is named at the end (and in the file of --unsteady), for a test
-that sometimes fails is a fault of its own. Where more than AGAIN_MOST fail, none is run again.
+A failed test fails the run. There are no retries: an unsteady test is a defect, of the product or of the test.
 """
 
 import argparse
@@ -31,190 +31,159 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-AGAIN_MOST = 3
-# How many of the slowest are told.
-SLOWEST = 15
-# How often is read on while nothing ends: by that it is known how long each test takes.
-LOOK_EVERY = 0.05
-TAKES = re.compile(r"^//! Takes of the host: (.+)$", re.MULTILINE)
-BEGINS = re.compile(r"^test (\S+) \.\.\. ", re.MULTILINE)
-ENDS = re.compile(r"^test result: ", re.MULTILINE)
+SLOWEST_SHOWN = 20
+# A test that passes in less than this many seconds is only counted.
+SHORT = 1
+EXCLUSIVE = re.compile(r"^//! Exclusive: (.+)$", re.MULTILINE)
+SKIPPED = re.compile(r"\bskipped: |\bSKIPPED ")
 
 
-class Program:
-    def __init__(self, message):
-        self.package = Path(message["manifest_path"]).parent
-        self.file = Path(message["target"]["src_path"])
-        self.path = message["executable"]
-        self.name = str(self.file.relative_to(ROOT))
-        takes = TAKES.search(self.file.read_text())
-        self.takes = set(re.split(r",\s*", takes[1].strip())) if takes else set()
+class Test:
+    """One test of a test program."""
 
-    def fits(self, running):
-        """Whether it can run beside all of these."""
-        taken = set().union(*(run.program.takes for run in running))
-        return not running or not ("everything" in self.takes | taken or self.takes & taken)
+    def __init__(self, program, package, source, name):
+        self.program, self.package, self.name = program, package, name
+        self.resources = set()
+        # The description of the test's module; a module in a folder inherits that of its parent.
+        folder = source.parent
+        for part in name.split("::")[:-1]:
+            for file in (folder / f"{part}.rs", folder / part / "mod.rs"):
+                if file.exists() and (found := EXCLUSIVE.search(file.read_text())):
+                    self.resources |= set(re.split(r",\s*", found[1].strip()))
+            folder /= part
+
+    def is_in(self, path):
+        """Whether `path` names this test or a module around it."""
+        return f"{self.name}::".startswith(f"{path}::")
+
+    def can_run_with(self, running):
+        used = set().union(*(run.test.resources for run in running))
+        return not running or not ("everything" in self.resources | used or self.resources & used)
 
 
 class Run:
-    """A program that runs, and what it said so far."""
+    """A test in progress."""
 
-    def __init__(self, program, more=()):
-        self.program = program
-        self.began = self.looked = time.monotonic()
-        # A file: a pipe would be held open by whoever is left behind.
+    def __init__(self, test):
+        self.test, self.began = test, time.monotonic()
+        # A file: a pipe would be held open by processes that outlive the test.
         self.out = tempfile.TemporaryFile()
-        self.text, self.read = "", 0
-        self.tests = {}
-        self.last = None
-        self.status = None
-        words = [program.path, *more, "--nocapture", "--test-threads=1"]
-        env = os.environ | {"CARGO_MANIFEST_DIR": str(program.package)}
+        env = os.environ | {"CARGO_MANIFEST_DIR": str(test.package)}
+        words = [test.program, "--exact", test.name, "--nocapture"]
         self.child = subprocess.Popen(
-            words, cwd=program.package, env=env, stdin=subprocess.DEVNULL, stdout=self.out, stderr=subprocess.STDOUT
+            words, cwd=test.package, env=env, stdin=subprocess.DEVNULL, stdout=self.out, stderr=subprocess.STDOUT
         )
-        # It can be read from once the program has ended.
-        self.end = open(os.pidfd_open(self.child.pid), "rb", buffering=0)
+        # Becomes readable when the process ends.
+        self.ended = open(os.pidfd_open(self.child.pid), "rb", buffering=0)
 
-    def look(self):
-        """Reads on; true once it has ended."""
-        if self.status is None:
-            pid, status, usage = os.wait4(self.child.pid, os.WNOHANG)
-            if pid:
-                self.status = self.child.returncode = os.waitstatus_to_exitcode(status)
-                self.cpu = usage.ru_utime + usage.ru_stime
-                self.end.close()
-        now = time.monotonic()
-        more = os.pread(self.out.fileno(), 1 << 30, self.read)
-        self.read += len(more)
-        self.text += more.decode(errors="replace")
-        # From the beginning of the last line that may have been cut off.
-        start = self.last[1] if self.last else 0
-        for match in BEGINS.finditer(self.text, start):
-            if self.last and match.start() == start:
-                continue
-            self.end_test(now)
-            self.last = (match[1], match.start(), now)
-        if self.last and ENDS.search(self.text, self.last[1]):
-            self.end_test(now)
-        if self.status is not None:
-            self.end_test(now)
-            self.took = now - self.began
-        return self.status is not None
+    def finish(self):
+        """Collects the result of a process that ended."""
+        _, status, usage = os.wait4(self.child.pid, 0)
+        self.status = self.child.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu = usage.ru_utime + usage.ru_stime
+        self.took = time.monotonic() - self.began
+        self.ended.close()
+        # A test program that runs no test exits 0.
+        self.passed = self.status == 0 and "test result: ok. 1 passed" in self.text()
+        self.skipped = self.passed and SKIPPED.search(self.text())
 
-    def end_test(self, now):
-        if self.last and self.last[0] not in self.tests:
-            self.tests[self.last[0]] = now - self.last[2]
+    def text(self):
+        return os.pread(self.out.fileno(), 1 << 30, 0).decode(errors="replace")
 
-    def failed(self):
-        """The tests that failed; none if it is no test that failed: the program was killed, say."""
-        lists = re.findall(r"(?m)^failures:\n((?:    \S+\n)+)\ntest result:", self.text)
-        return lists[-1].split() if lists and self.status == 101 else []
-
-    def show(self):
-        print(f"     Running {self.program.name}: {self.took:.1f} s, {self.cpu:.1f} s of CPU\n{self.text}", flush=True)
+    def report(self, verbose):
+        word = "skipped" if self.skipped else "ok" if self.passed else "FAILED"
+        if word == "ok" and self.took < SHORT and not verbose:
+            return
+        print(f"{word:7} {self.took:6.1f} s {self.cpu:6.1f} s CPU  {self.test.name}", flush=True)
         if self.status < 0:
-            print(f"{self.program.name} was ended by {signal.Signals(-self.status).name}\n", flush=True)
+            print(f"{self.test.name} was ended by {signal.Signals(-self.status).name}")
+        if verbose or self.skipped or not self.passed:
+            print(self.text(), flush=True)
 
 
 def build(arguments):
+    """The test programs, as (program, package, source)."""
     command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *arguments]
     out = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if out.returncode:
         sys.exit(out.returncode)
     messages = (json.loads(line) for line in out.stdout.splitlines() if line.startswith("{"))
     return [
-        Program(message)
+        (message["executable"], Path(message["manifest_path"]).parent, Path(message["target"]["src_path"]))
         for message in messages
         if message["reason"] == "compiler-artifact" and message["executable"] and message["profile"]["test"]
     ]
 
 
-def wait_for(running):
-    """Until one of them ends, or it is time to read on."""
-    select.select([run.end for run in running], [], [], LOOK_EVERY)
+def tests_of(program, package, source):
+    listed = subprocess.run([program, "--list", "--format", "terse"], cwd=package, stdout=subprocess.PIPE, text=True, check=True)
+    names = (line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test"))
+    return [Test(program, package, source, name) for name in names]
 
 
-def run_all(programs, jobs):
-    """Runs them all. Those that cannot run beside every other come first, or they would be left over; those that run alone, last."""
-    waiting = sorted(programs, key=lambda p: ("everything" in p.takes, not p.takes, p.name))
-    running, ended = [], []
+def run_all(tests, jobs, verbose):
+    """Runs all tests; the order is that of `tests`, as far as their resources allow."""
+    waiting, running, ended = list(tests), [], []
 
     def cut_off(number, _):
         for run in running:
             run.child.terminate()
-            run.look()
-            print(f"     Running {run.program.name}, cut off:\n{run.text}", flush=True)
+            print(f"CUT OFF after {time.monotonic() - run.began:.0f} s: {run.test.name}\n{run.text()}", flush=True)
+        print("not started:", " ".join(test.name for test in waiting), flush=True)
         sys.exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, cut_off)
     while waiting or running:
-        while len(running) < jobs:
-            fits = next((p for p in waiting if p.fits(running)), None)
-            if not fits:
-                break
-            waiting.remove(fits)
-            running.append(Run(fits))
-        for run in [run for run in running if run.look()]:
+        while len(running) < jobs and (test := next((t for t in waiting if t.can_run_with(running)), None)):
+            waiting.remove(test)
+            running.append(Run(test))
+        ready, _, _ = select.select([run.ended for run in running], [], [])
+        for run in [run for run in running if run.ended in ready]:
             running.remove(run)
+            run.finish()
+            run.report(verbose)
             ended.append(run)
-            run.show()
-        wait_for(running)
     return ended
-
-
-def tell_times(ended, took):
-    tests = [(seconds, f"{run.program.name} {test}") for run in ended for test, seconds in run.tests.items()]
-    print(f"The slowest of {len(tests)} tests:")
-    for seconds, test in sorted(tests, reverse=True)[:SLOWEST]:
-        print(f"   {seconds:6.1f} s  {test}")
-    one_by_one, cpu = sum(run.took for run in ended), sum(run.cpu for run in ended)
-    print(f"{took:.0f} s, one by one {one_by_one:.0f} s, of CPU {cpu:.0f} s", flush=True)
-
-
-def again(bad):
-    """Runs the tests that failed once more; which passed then, or nothing if one did not."""
-    failed = [(run.program, run.failed()) for run in bad]
-    count = sum(len(tests) for _, tests in failed)
-    if count > AGAIN_MOST or not all(tests for _, tests in failed):
-        return None
-    passed = []
-    for program, tests in failed:
-        print(f"Once more: {' '.join(tests)}", flush=True)
-        run = Run(program, ["--exact", *tests])
-        while not run.look():
-            wait_for([run])
-        run.show()
-        if run.status:
-            return None
-        passed += tests
-    return passed
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=3, help="so many programs at a time (3)")
-    parser.add_argument("--below", default=".", help="of what was built, only programs of packages in this directory")
-    parser.add_argument("--unsteady", type=Path, help="where tests are noted that passed when they were run once more")
+    parser.add_argument("--jobs", type=int, default=3, help="tests at a time (3)")
+    parser.add_argument("--below", nargs="+", default=["."], help="only packages in these directories")
+    parser.add_argument("--only", nargs="+", default=[], metavar="MODULE", help="only these modules or tests")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="MODULE", help="not these modules or tests")
+    parser.add_argument("--verbose", action="store_true", help="print the output of every test")
+    parser.add_argument("--no-skips", action="store_true", help="fail if a test was skipped")
     arguments, cargo = parser.parse_known_args()
-    below = (ROOT / arguments.below).resolve()
-    programs = [p for p in build(cargo) if p.package.is_relative_to(below)]
-    if not programs:
-        sys.exit("error: there are no test programs; see scripts/run-tests.py --help")
+    below = [(ROOT / path).resolve() for path in arguments.below]
+
+    programs = [program for program in build(cargo) if any(map(program[1].is_relative_to, below))]
+    tests = [test for program in programs for test in tests_of(*program)]
+    for path in arguments.only + arguments.skip:
+        if not any(test.is_in(path) for test in tests):
+            sys.exit(f"error: there is no test or module {path}")
+    tests = [test for test in tests if not arguments.only or any(map(test.is_in, arguments.only))]
+    tests = [test for test in tests if not any(map(test.is_in, arguments.skip))]
+    if not tests:
+        sys.exit("error: there are no tests; see scripts/run-tests.py --help")
+    # Tests that share a resource run one after the other; they start first, or they would be left over at the end.
+    tests.sort(key=lambda test: ("everything" in test.resources, not test.resources, test.name))
     began = time.monotonic()
-    ended = run_all(programs, arguments.jobs)
-    tell_times(ended, time.monotonic() - began)
-    bad = [run for run in ended if run.status]
-    for run in bad:
-        print(f"FAILED {run.program.name}: {' '.join(run.failed()) or f'status {run.status}'}", flush=True)
-    unsteady = again(bad)
-    if unsteady is None:
-        sys.exit(1)
-    for test in unsteady:
-        print(f"UNSTEADY: {test} failed, and passed when it was run once more", flush=True)
-    if arguments.unsteady:
-        arguments.unsteady.write_text("".join(f"{test}\n" for test in unsteady))
+    ended = run_all(tests, arguments.jobs, arguments.verbose)
+    took = time.monotonic() - began
+
+    print(f"The {SLOWEST_SHOWN} slowest of {len(ended)} tests:")
+    for run in sorted(ended, key=lambda run: -run.took)[:SLOWEST_SHOWN]:
+        print(f"   {run.took:6.1f} s {run.cpu:6.1f} s CPU  {run.test.name}")
+    total, cpu = sum(run.took for run in ended), sum(run.cpu for run in ended)
+    print(f"{took:.0f} s for {total:.0f} s of tests, {cpu:.0f} s of CPU")
+    failed = [run.test.name for run in ended if not run.passed]
+    skipped = sum(1 for run in ended if run.skipped)
+    for name in failed:
+        print(f"FAILED {name}")
+    print(f"{len(ended) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped", flush=True)
+    sys.exit(1 if failed or (skipped and arguments.no_skips) else 0)
 
 
 main()

@@ -31,11 +31,7 @@ else
     bench=$(target_dir)/release/hearth-bench
 fi
 export GUEST_ROUNDS=${GUEST_ROUNDS:-4} WORK_OPERATIONS=${WORK_OPERATIONS:-20000} WORK_NAMES=${WORK_NAMES:-4000}
-said=$(mktemp)
-trap 'rm -f "$said"' EXIT
-cargo test --locked -p hearth-e2e --test guest_storage --test guest_second_hop --test guest_files -- --nocapture --test-threads=1 2>&1 | tee "$said"
-# A test that finds that it cannot be made says so, and passes.
-if grep -E '(: skipped: |SKIPPED )' "$said"; then die "a test was skipped, see above: scripts/setup.sh test installs what they need"; fi
+e2e_tests --no-skips --only guest_storage guest_second_hop guest_files
 
 results=bench/results/storage-vm
 # What an earlier run has left says nothing of this one.

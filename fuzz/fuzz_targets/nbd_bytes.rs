@@ -1,7 +1,7 @@
 //! Raw bytes into an NBD session, in the handshake or after it, cut anywhere.
 #![no_main]
 
-#[path = "../../crates/nbd/tests/common/mod.rs"]
+#[path = "../../crates/nbd/tests/it/common/mod.rs"]
 mod common;
 
 use common::{Style, Wire};

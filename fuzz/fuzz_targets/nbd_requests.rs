@@ -2,7 +2,7 @@
 //! pieces: each gets exactly one reply.
 #![no_main]
 
-#[path = "../../crates/nbd/tests/common/mod.rs"]
+#[path = "../../crates/nbd/tests/it/common/mod.rs"]
 mod common;
 
 use arbitrary::Arbitrary;

@@ -1,9 +1,9 @@
 //! A RAM disk over NBD: the protocol and the reactor without a cache behind them, to measure
 //! what they cost. `ramdisk SOCKET [MIB]`; ends when standard input does.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/it/common/mod.rs"]
 mod common;
-#[path = "../tests/common/socket.rs"]
+#[path = "../tests/it/socket.rs"]
 mod socket;
 
 use std::io::Read;

@@ -1,4 +1,4 @@
 //! What threads share state with. Named here once, so that a test can put the same code on a scheduler
-//! that tries every order of steps (`tests/interleavings.rs` of hearth-reactor and hearth-daemon).
+//! that tries every order of steps (`tests/it/interleavings.rs` of hearth-reactor and hearth-daemon).
 
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -7,7 +7,7 @@
 //!     cargo run -p hearth-sim --example agree -- [--traces DIR] [--part WORD] [--requests N] [--share PERCENT]
 //!         [--depth N] [--access US] [--price P] [--heads 1|2] [--oldest yes] [--tell yes]
 
-#[path = "../tests/common/played.rs"]
+#[path = "../tests/it/played.rs"]
 mod played;
 
 use hearth_policy::cleaning::Heads;

@@ -8,7 +8,7 @@
 //!         [--access US] [--depth REQUESTS] [--segments N] [--loads uniform,80/20] [--modes back,through]
 //!         [--ways one,moves] [--tell yes]
 
-#[path = "../tests/common/played.rs"]
+#[path = "../tests/it/played.rs"]
 mod played;
 
 use hearth_engine::EngineOptions;

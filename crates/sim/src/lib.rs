@@ -15,6 +15,7 @@ mod area;
 mod content;
 pub mod device;
 mod flashes;
+pub mod gate;
 mod left;
 pub mod life;
 pub mod media;

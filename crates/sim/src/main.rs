@@ -1,8 +1,9 @@
 //! `hearth-sim`: runs seeds of the deterministic simulation.
 
+use hearth_sim::gate;
 use hearth_sim::profile::{MIXED, PROFILES};
 use hearth_sim::real::{Real, fault_names};
-use hearth_sim::runner::{catches, run_loud, run_many, run_seed};
+use hearth_sim::runner::{Summary, catches, run_loud, run_many, run_seed};
 use hearth_sim::single::run_all;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -16,10 +17,13 @@ usage: hearth-sim [options]
   --start N        the first seed (default 0)
   --seed N         run only this seed
   --trace          print every event of it
-  --paths          tell in how many worlds each rare path was taken
-  --all-paths      the same, and fail if one was not taken at all
+  --paths          print in how many worlds each rare path was taken
+  --all-paths      fail if a path was not taken
   --jobs N         threads (default 2)
   --profile NAME   the kind of hardship (default mixed, which lets the seed choose)
+  --gate           run the fixed seeds of the gate and ask for every rare path
+  --own-runs       print the profiles that need runs of their own
+  --record FILE    search for the fixed seeds of the gate and write them to FILE
   --single         let each I/O of fixed workloads fail in turn, and nothing else
   --stride N       of those only every Nth (default 1)
   --mutation NAME  break the engine on purpose; exits 0 if a seed catches it
@@ -35,6 +39,9 @@ struct Options {
     jobs: usize,
     profile: String,
     mutation: Option<String>,
+    gate: bool,
+    own_runs: bool,
+    record: Option<String>,
     single: bool,
     stride: u64,
     list: bool,
@@ -51,6 +58,9 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         jobs: 2,
         profile: MIXED.to_string(),
         mutation: None,
+        gate: false,
+        own_runs: false,
+        record: None,
         single: false,
         stride: 1,
         list: false,
@@ -69,6 +79,9 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--jobs" => o.jobs = number("--jobs", args.next())?.clamp(1, 256) as usize,
             "--profile" => o.profile = args.next().ok_or("--profile needs a name")?,
             "--mutation" => o.mutation = Some(args.next().ok_or("--mutation needs a name")?),
+            "--own-runs" => o.own_runs = true,
+            "--gate" => o.gate = true,
+            "--record" => o.record = Some(args.next().ok_or("--record needs a file")?),
             "--single" => o.single = true,
             "--stride" => o.stride = number("--stride", args.next())?.max(1),
             "--trace" => o.trace = true,
@@ -97,6 +110,10 @@ fn main() -> ExitCode {
         println!("mutations:\n  {}", fault_names().join("\n  "));
         return ExitCode::SUCCESS;
     }
+    if options.own_runs {
+        println!("{}", gate::OWN_RUNS.join("\n"));
+        return ExitCode::SUCCESS;
+    }
     let maker = match &options.mutation {
         None => Real::default(),
         Some(name) => match Real::broken(name) {
@@ -107,6 +124,12 @@ fn main() -> ExitCode {
             }
         },
     };
+    if let Some(file) = &options.record {
+        return record(file, options.jobs);
+    }
+    if options.gate {
+        return gate(options.jobs);
+    }
     if options.single {
         return single(&options, &maker);
     }
@@ -129,6 +152,39 @@ fn main() -> ExitCode {
     }
 }
 
+/// Searches for the seeds of the gate and stores them.
+fn record(file: &str, jobs: usize) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let stored = gate::record(jobs).and_then(|text| {
+        std::fs::write(file, text).map_err(|e| format!("cannot write {file}: {e}"))
+    });
+    match stored {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            println!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the fixed seeds; fails if a world fails or a path is not reached.
+fn gate(jobs: usize) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let began = Instant::now();
+    let outcome = gate::run(jobs, &|_, _| {});
+    let good = report(&outcome.summary, began, true);
+    if outcome.searched > 0 {
+        println!(
+            "recorded seeds are stale, run scripts/seeds.sh: {} worlds searched for paths that they do not reach",
+            outcome.searched
+        );
+    }
+    match good {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
 fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
     // A panic inside the engine is reported with its seed by the runner.
     std::panic::set_hook(Box::new(|_| {}));
@@ -147,6 +203,20 @@ fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
         },
     );
     eprintln!();
+    if options.paths {
+        println!("worlds in which");
+        for (name, worlds) in summary.totals.paths.all() {
+            println!("{worlds:>8} {name}");
+        }
+    }
+    match report(&summary, began, options.all_paths) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Prints failures and totals; false if a world failed or, on demand, a path was not reached.
+fn report(summary: &Summary, began: Instant, all_paths: bool) -> bool {
     for (i, failure) in summary.failures.iter().enumerate() {
         if i < 3 {
             println!("{failure}\n");
@@ -163,30 +233,19 @@ fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
         "{} requests and {} device operations in {took:.1} s; digest {:016x}",
         summary.totals.requests, summary.totals.ios, summary.totals.digest
     );
-    let paths = &summary.totals.paths;
-    if options.paths || options.all_paths {
-        println!("worlds in which");
-        for (name, worlds) in paths.all() {
-            println!("{worlds:>8} {name}");
-        }
-    }
-    let mut missing = 0;
-    if options.all_paths {
-        for name in paths.missing() {
-            println!("NOT TAKEN: {name}");
-            missing += 1;
-        }
+    let missing: Vec<_> = match all_paths {
+        true => summary.totals.paths.missing().collect(),
+        false => Vec::new(),
+    };
+    for name in &missing {
+        println!("NOT TAKEN: {name}");
     }
     println!(
         "{} passed, {} failed",
         summary.passed,
         summary.failures.len()
     );
-    if summary.failures.is_empty() && missing == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    summary.failures.is_empty() && missing.is_empty()
 }
 
 /// Lets each I/O of fixed workloads fail, alone.

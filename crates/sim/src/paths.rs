@@ -134,6 +134,14 @@ impl Taken {
         }
     }
 
+    /// Adds numbers of worlds.
+    pub fn add_counts(&mut self, more: &Taken) {
+        let sums = self.engine.iter_mut().chain(&mut self.world);
+        for (sum, n) in sums.zip(more.engine.iter().chain(&more.world)) {
+            *sum += n;
+        }
+    }
+
     /// Every path in words, and how often it was taken.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let names = engine::Path::ALL.iter().map(|p| p.name());

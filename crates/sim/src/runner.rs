@@ -124,6 +124,18 @@ pub struct Summary {
 /// How many failing seeds are kept with their traces; the rest are only counted.
 pub const FAILURES_MAX: usize = 50;
 
+impl Summary {
+    /// Adds the worlds of another run.
+    pub fn add(&mut self, more: Summary) {
+        self.passed += more.passed;
+        self.failures.extend(more.failures);
+        self.totals.requests += more.totals.requests;
+        self.totals.ios += more.totals.ios;
+        self.totals.digest ^= more.totals.digest;
+        self.totals.paths.add_counts(&more.totals.paths);
+    }
+}
+
 /// Runs `count` seeds from `start` on `jobs` threads. Stops early after [`FAILURES_MAX`] failures.
 /// `progress` is called now and then with the number of seeds done and of those failed.
 pub fn run_many(
@@ -134,18 +146,43 @@ pub fn run_many(
     maker: &dyn Maker,
     progress: &(dyn Fn(u64, usize) + Sync),
 ) -> Summary {
-    let next = AtomicU64::new(start);
     let end = start.saturating_add(count);
+    run_each(jobs, maker, progress, |n| {
+        let seed = start.checked_add(n).filter(|seed| *seed < end)?;
+        Some((profile, seed))
+    })
+}
+
+/// Runs these worlds, each a profile and a seed; otherwise like [`run_many`].
+pub fn run_worlds(
+    worlds: &[(String, u64)],
+    jobs: usize,
+    maker: &dyn Maker,
+    progress: &(dyn Fn(u64, usize) + Sync),
+) -> Summary {
+    run_each(jobs, maker, progress, |n| {
+        let (profile, seed) = worlds.get(usize::try_from(n).ok()?)?;
+        Some((profile.as_str(), *seed))
+    })
+}
+
+/// Runs the worlds that `world` gives for 0, 1, 2 and so on, until it gives none.
+fn run_each<'a>(
+    jobs: usize,
+    maker: &dyn Maker,
+    progress: &(dyn Fn(u64, usize) + Sync),
+    world: impl Fn(u64) -> Option<(&'a str, u64)> + Sync,
+) -> Summary {
+    let next = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let summary = Mutex::new(Summary::default());
     std::thread::scope(|scope| {
         for _ in 0..jobs.max(1) {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= end {
+                    let Some((profile, seed)) = world(next.fetch_add(1, Ordering::Relaxed)) else {
                         break;
-                    }
+                    };
                     let result = run_seed(seed, profile, maker);
                     let Ok(mut s) = summary.lock() else { return };
                     match result {
@@ -186,6 +223,10 @@ pub fn catches<'a>(
     profile: &'a str,
     maker: &'a dyn Maker,
 ) -> impl Iterator<Item = u64> + 'a {
-    let fails = move |seed: &u64| attempt(*seed, profile, maker, false, false).is_err();
-    (start..start + count).filter(fails)
+    (start..start + count).filter(move |seed| fails(*seed, profile, maker))
+}
+
+/// Whether a seed fails; without a trace.
+pub fn fails(seed: u64, profile: &str, maker: &dyn Maker) -> bool {
+    attempt(seed, profile, maker, false, false).is_err()
 }

@@ -1,0 +1,6 @@
+//! Integration tests of `hearth-console`, one module per subject.
+
+mod common;
+
+mod attacks;
+mod tls;

@@ -1,0 +1,3 @@
+//! Integration tests of `hearth-fault`, one module per subject.
+
+mod fields;

@@ -1,0 +1,5 @@
+//! Integration tests of `hearth-io`, one module per subject.
+
+mod devices;
+mod drivers;
+mod locks;

@@ -1,0 +1,3 @@
+//! Integration tests of `hearth-mirror`, one module per subject.
+
+mod when_due;

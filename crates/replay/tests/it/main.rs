@@ -1,0 +1,4 @@
+//! Integration tests of `hearth-replay`, one module per subject.
+
+mod play;
+mod strangers;

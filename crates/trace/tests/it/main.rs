@@ -1,0 +1,3 @@
+//! Integration tests of `hearth-trace`, one module per subject.
+
+mod forms;

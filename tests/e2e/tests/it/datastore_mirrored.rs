@@ -1,0 +1,239 @@
+//! A datastore over two directories: the daemon is killed while clients write, and a directory is taken away and brought back. In the end
+//! both hold the same, and either alone is what clients were answered.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use crate::stored::{LIMIT, Lab, create, lines, pattern, read, root, write};
+use anyhow::{Context, Result, ensure};
+use hearth_nfs::v3::{Args, Named};
+use hearth_rig::wait::until;
+use serde_json::Value;
+
+/// Bytes of a write, and how many of them a file has room for.
+const STEP: usize = 8192;
+const PLACES: u64 = 300;
+
+/// Unless files of this host cannot be given what tells them apart in two trees.
+fn lab() -> Result<Option<Lab>> {
+    match Lab::mirrored() {
+        Err(e) if format!("{e:#}").contains("cannot be marked as a tree") => {
+            eprintln!("skipped: {e:#}");
+            Ok(None)
+        }
+        other => other.map(Some),
+    }
+}
+
+fn tree_states(shown: &Value) -> Vec<String> {
+    let trees = shown["trees"].as_array().cloned().unwrap_or_default();
+    let states = trees
+        .iter()
+        .map(|tree| tree["state"].as_str().unwrap_or(""));
+    states.map(str::to_owned).collect()
+}
+
+fn wait_states(lab: &Lab, wanted: impl Fn(&[String]) -> bool) -> Result<()> {
+    let reached = until("the trees are as they should be", LIMIT, || {
+        wanted(&tree_states(&lab.show().ok()?)).then_some(())
+    });
+    reached.with_context(|| format!("{:?}", lab.show()))
+}
+
+fn both_current(lab: &Lab) -> Result<()> {
+    wait_states(lab, |states| states == ["current", "current"])
+}
+
+/// Everything in a directory: kind and mode, and content.
+fn seen(dir: &Path) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
+    let mut all = BTreeMap::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(at) = todo.pop() {
+        for name in lines(&at)? {
+            let path = at.join(name);
+            let meta = path.symlink_metadata()?;
+            let content = if meta.is_dir() {
+                todo.push(path.clone());
+                Vec::new()
+            } else {
+                fs::read(&path)?
+            };
+            all.insert(path.strip_prefix(dir)?.to_owned(), (meta.mode(), content));
+        }
+    }
+    Ok(all)
+}
+
+/// Both directories, when everything was written to them.
+fn same(lab: &Lab) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
+    both_current(lab)?;
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let a = seen(&lab.vms)?;
+    let b = seen(&lab.hearth.dir().join("b"))?;
+    let names = |all: &BTreeMap<PathBuf, (u32, Vec<u8>)>| all.keys().cloned().collect::<Vec<_>>();
+    ensure!(
+        names(&a) == names(&b),
+        "{:?} and {:?}",
+        names(&a),
+        names(&b)
+    );
+    for (name, there) in &a {
+        ensure!(b.get(name) == Some(there), "{} differs", name.display());
+    }
+    Ok(a)
+}
+
+/// Somebody who writes one place of a file after the other, and counts what was answered.
+struct Writer {
+    answered: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Writer {
+    fn start(lab: &Lab, file: Vec<u8>, patient: bool) -> Result<Writer> {
+        let mut client = lab.client()?;
+        client.patient = patient;
+        let (answered, stop) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (count, ended) = (answered.clone(), stop.clone());
+        let thread = thread::spawn(move || {
+            for at in (0..PLACES).cycle() {
+                if ended.load(Ordering::SeqCst) {
+                    break;
+                }
+                let data = pattern(at * STEP as u64, at as u8, STEP);
+                write(&mut client, &file, at * STEP as u64, &data)?;
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(())
+        });
+        Ok(Writer {
+            answered,
+            stop,
+            thread,
+        })
+    }
+
+    fn wait(&self, more: u64) -> Result<()> {
+        let goal = self.answered.load(Ordering::SeqCst) + more;
+        until("writes are answered", LIMIT, || {
+            (self.answered.load(Ordering::SeqCst) >= goal).then_some(())
+        })
+    }
+
+    /// Writes answered. Whether the last one failed is the caller's business.
+    fn end(self) -> (u64, Result<()>) {
+        self.stop.store(true, Ordering::SeqCst);
+        let ended = self.thread.join();
+        let ended = ended.unwrap_or_else(|_| Err(anyhow::anyhow!("the writer panicked")));
+        (self.answered.load(Ordering::SeqCst), ended)
+    }
+}
+
+fn check(content: &[u8], answered: u64) -> Result<()> {
+    for at in 0..answered.min(PLACES) {
+        let from = at as usize * STEP;
+        let wanted = pattern(at * STEP as u64, at as u8, STEP);
+        let got = content.get(from..from + STEP);
+        ensure!(
+            got == Some(&wanted[..]),
+            "what was written at {from} is not there"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_kill_under_load_leaves_both_directories_the_same() -> Result<()> {
+    let Some(mut lab) = lab()? else { return Ok(()) };
+    both_current(&lab)?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let disk = create(&mut client, &dir, "disk.img")?;
+    let note = create(&mut client, &dir, "vm.vmx")?;
+    write(&mut client, &note, 0, b"memsize = 4096")?;
+    let writer = Writer::start(&lab, disk.clone(), false)?;
+    writer.wait(60)?;
+    lab.hearth.kill9()?;
+    let (answered, _) = writer.end();
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    // Handles outlive the daemon.
+    let got = read(&mut client, &disk, 0, STEP as u32)?;
+    ensure!(got == pattern(0, 0, STEP));
+    let files = same(&lab)?;
+    let (_, content) = files.get(Path::new("disk.img")).context("disk.img")?;
+    check(content, answered)?;
+    let (_, content) = files.get(Path::new("vm.vmx")).context("vm.vmx")?;
+    ensure!(content == b"memsize = 4096");
+    lab.hearth.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_directory_is_lost_under_load_and_comes_back_and_a_stale_one_is_refused() -> Result<()> {
+    let Some(mut lab) = lab()? else { return Ok(()) };
+    both_current(&lab)?;
+    let (a, away) = (lab.vms.clone(), lab.hearth.dir().join("away"));
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let disk = create(&mut client, &dir, "disk.img")?;
+    create(&mut client, &dir, "old.log")?;
+    let writer = Writer::start(&lab, disk, true)?;
+    writer.wait(20)?;
+    fs::rename(&a, &away)?;
+    wait_states(&lab, |states| states == ["out", "current"])?;
+    writer.wait(20)?;
+    let made = create(&mut client, &dir, "new.vmx")?;
+    write(&mut client, &made, 0, b"made while a tree was away")?;
+    let at = Named {
+        dir: &dir,
+        name: b"old.log",
+    };
+    client.call(&Args::Remove(at))?.ok()?;
+    fs::rename(&away, &a)?;
+    both_current(&lab)?;
+    let (answered, ended) = writer.end();
+    ended?;
+    let files = same(&lab)?;
+    ensure!(files.len() == 2, "{:?}", files.keys());
+    let (_, content) = files.get(Path::new("disk.img")).context("disk.img")?;
+    check(content, answered)?;
+    let events = lab.hearth.ok(&["events", "--json"])?;
+    for event in ["tree-lost", "tree-resyncing", "tree-current"] {
+        ensure!(events.contains(event), "no {event}");
+    }
+
+    // It misses something, and then it is the only one that is there.
+    fs::rename(&a, &away)?;
+    wait_states(&lab, |states| states == ["out", "current"])?;
+    write(&mut client, &made, 0, b"MADE")?;
+    lab.hearth.stop()?;
+    let (b, gone) = (lab.hearth.dir().join("b"), lab.hearth.dir().join("gone"));
+    fs::rename(&b, &gone)?;
+    fs::rename(&away, &a)?;
+    lab.hearth.start()?;
+    let shown = until("it is known that it cannot be served", LIMIT, || {
+        let shown = lab.show().ok()?;
+        let reason = shown["reason"].as_str()?;
+        reason.contains("has missed changes").then_some(shown)
+    })?;
+    ensure!(shown["served"] == false, "{shown}");
+    lab.hearth.stop()?;
+    fs::rename(&gone, &b)?;
+    lab.hearth.start()?;
+    lab.address()?;
+    let files = same(&lab)?;
+    let (_, content) = files.get(Path::new("new.vmx")).context("new.vmx")?;
+    ensure!(content.starts_with(b"MADE while"), "{content:?}");
+    lab.hearth.stop()?;
+    Ok(())
+}
