@@ -117,7 +117,7 @@ pub struct OriginIdentity {
 }
 
 /// One disk of a pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskRecord {
     /// Number in the pool; 1 to [`DISK_ID_MAX`], never given twice while the log may hold old records of it
     /// without [`since_seq`](Self::since_seq) being raised.
@@ -182,41 +182,6 @@ pub struct DiskRecord {
     pub pin: bool,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
-}
-
-impl Default for DiskRecord {
-    fn default() -> DiskRecord {
-        DiskRecord {
-            id: 0,
-            name: String::new(),
-            origin: String::new(),
-            size: 0,
-            mode: CacheMode::default(),
-            block_size: 0,
-            min_bytes: 0,
-            max_bytes: 0,
-            seq_cutoff: 0,
-            read_only: false,
-            since_seq: 0,
-            serial: Uuid::nil(),
-            origin_identity: None,
-            clean_detach: false,
-            auto: false,
-            origin_timeout_ms: 0,
-            rules: 0,
-            sole_user: false,
-            allow_backing: false,
-            chain: Vec::new(),
-            clients: 0,
-            fenced_at: 0,
-            datastore: String::new(),
-            mirror: None,
-            home: Home::default(),
-            max_age_ms: 0,
-            pin: false,
-            unknown: Vec::new(),
-        }
-    }
 }
 
 /// Checks a disk's name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with `-` or `.`, so that
