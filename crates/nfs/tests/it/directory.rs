@@ -282,7 +282,7 @@ fn what_others_write_here_is_seen(stage: Stage) -> Result<()> {
 /// A file system that is full: what does not fit is refused, what was promised stays.
 #[test]
 fn a_full_file_system_says_so() -> Result<()> {
-    const TEST: &str = "a_full_file_system_says_so";
+    const TEST: &str = "directory::a_full_file_system_says_so";
     const INSIDE: &str = "HEARTH_TEST_INSIDE";
     if std::env::var_os(INSIDE).is_none() {
         // A small file system that nobody else sees.

@@ -54,7 +54,7 @@ fn the_hosts_portmapper_is_told_and_told_again() -> Result<()> {
     if std::env::var_os(INSIDE).is_some() {
         return inside();
     }
-    let test = "the_hosts_portmapper_is_told_and_told_again";
+    let test = "rpcbind::the_hosts_portmapper_is_told_and_told_again";
     let there = |program: &str| {
         ["/usr/sbin", "/sbin", "/usr/bin"]
             .iter()

@@ -507,7 +507,7 @@ fn a_client_has_only_so_many_connections() -> Result<()> {
 /// next is taken.
 #[test]
 fn who_cannot_be_taken_now_is_taken_later() -> Result<()> {
-    const TEST: &str = "who_cannot_be_taken_now_is_taken_later";
+    const TEST: &str = "server::who_cannot_be_taken_now_is_taken_later";
     const INSIDE: &str = "HEARTH_TEST_INSIDE";
     if std::env::var_os(INSIDE).is_none() {
         // In a process of its own: the others need theirs.
