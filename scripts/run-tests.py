@@ -83,11 +83,13 @@ class Run:
         self.cpu = usage.ru_utime + usage.ru_stime
         self.took = time.monotonic() - self.began
         self.ended.close()
+        self.text = self.printed()
+        self.out.close()
         # A test program that runs no test exits 0.
-        self.passed = self.status == 0 and "test result: ok. 1 passed" in self.text()
-        self.skipped = self.passed and SKIPPED.search(self.text())
+        self.passed = self.status == 0 and "test result: ok. 1 passed" in self.text
+        self.skipped = self.passed and SKIPPED.search(self.text)
 
-    def text(self):
+    def printed(self):
         return os.pread(self.out.fileno(), 1 << 30, 0).decode(errors="replace")
 
     def report(self, verbose):
@@ -98,7 +100,7 @@ class Run:
         if self.status < 0:
             print(f"{self.test.name} was ended by {signal.Signals(-self.status).name}")
         if verbose or self.skipped or not self.passed:
-            print(self.text(), flush=True)
+            print(self.text, flush=True)
 
 
 def build(arguments):
@@ -128,7 +130,7 @@ def run_all(tests, jobs, verbose):
     def cut_off(number, _):
         for run in running:
             run.child.terminate()
-            print(f"CUT OFF after {time.monotonic() - run.began:.0f} s: {run.test.name}\n{run.text()}", flush=True)
+            print(f"CUT OFF after {time.monotonic() - run.began:.0f} s: {run.test.name}\n{run.printed()}", flush=True)
         print("not started:", " ".join(test.name for test in waiting), flush=True)
         sys.exit(128 + number)
 
