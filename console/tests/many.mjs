@@ -41,7 +41,7 @@ try {
     for (let i = 0; i < ASKED; i++) all.push(await asked(world, path));
     say(`GET ${path}, ${DISKS} disks`, `${ms(middle(all))} in the middle, ${ms(Math.max(...all))} at most`);
   }
-  const page = await world.page();
+  const page = await world.page({ clock: false });
   const begun = performance.now();
   await page.evaluate(() => (location.hash = "#/disks"));
   await until("all rows", async () => (await page.locator("tbody tr").count()) === DISKS);

@@ -7,7 +7,7 @@ import { tmpdir } from "node:os";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { after, before, describe, test } from "node:test";
-import { accessible, every, go, LOOKS } from "./common.mjs";
+import { accessible, go, looks, refreshed } from "./common.mjs";
 import { Nfs } from "./nfs.mjs";
 import { MISSING, until, World } from "./world.mjs";
 
@@ -33,7 +33,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
   const leg = (name) => join(world.vms, name);
   const states = async () => Object.fromEntries((await disk("pair")).legs.map((l) => [l.origin, l.state]));
 
-  // Whoever used the datastore of a daemon that was stopped connects again.
+  // Connects again to the datastore after a restart of the daemon.
   const reconnect = async () => {
     nfs.close();
     const store = (await world.asked("datastore", "list")).find((s) => s.name === "store");
@@ -63,15 +63,9 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     if (kept) await rm(kept, { recursive: true, force: true });
   });
 
-  for (const [what, options] of LOOKS) {
-    test(`every page, ${what}`, async () => {
-      const page = await world.page(options);
-      await every(page, PAGES, what);
-      await page.context().close();
-    });
-  }
+  looks(test, () => world, PAGES);
 
-  test("a disk becomes a mirror, is copied to slowly, paused and resumed", async () => {
+  test("a new mirror resyncs throttled, pauses and resumes", async () => {
     await world.filled("solo.raw", 16 * MIB);
     await world.image("solo-2.raw", 16 * MIB);
     await world.image("solo-3.raw", 16 * MIB);
@@ -87,7 +81,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await page.getByLabel("Second leg").fill(leg("solo-2.raw"));
     await page.getByRole("button", { name: "Make it a mirror" }).click();
     const legs = card(page, "Legs");
-    await legs.getByRole("listitem", { name: leg("solo-2.raw") }).getByText("current").waitFor();
+    await refreshed(legs.getByRole("listitem", { name: leg("solo-2.raw") }).getByText("current"));
     // Slow enough that it is seen to go on.
     await legs.getByText("Another leg, and how fast is copied").click();
     await legs.getByLabel("Bytes a second that are copied at most").fill("64K");
@@ -96,27 +90,26 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await legs.getByLabel("A leg more").fill(leg("solo-3.raw"));
     await legs.getByRole("button", { name: "Add the leg" }).click();
     const third = legs.getByRole("listitem", { name: leg("solo-3.raw") });
-    await third.getByText("resyncing").waitFor();
-    await third.getByRole("progressbar").waitFor();
+    await refreshed(third.getByText("resyncing"));
+    await refreshed(third.getByRole("progressbar"));
     await accessible(page, "a leg that is copied to");
     await page.getByRole("button", { name: "Pause copying" }).click();
-    await third.getByText("paused").waitFor();
+    await refreshed(third.getByText("paused"));
     assert.equal((await disk("solo")).upkeep.paused, true);
     await page.getByRole("button", { name: "Resume copying" }).click();
-    await until("it goes on", async () => !(await disk("solo")).upkeep.paused);
+    await until("copying is resumed", async () => !(await disk("solo")).upkeep.paused);
     await legs.getByLabel("Bytes a second that are copied at most").fill("0");
     await legs.getByRole("button", { name: "Set it" }).click();
-    await third.getByText("current").waitFor();
+    await refreshed(third.getByText("current"));
     await third.getByRole("button", { name: "Take out" }).click();
     await page.getByRole("dialog").getByRole("button", { name: "Take it out" }).click();
-    await third.waitFor({ state: "detached" });
+    await refreshed(third, "detached");
     assert.equal((await disk("solo")).legs.length, 2);
     assert.deepEqual(await readFile(leg("solo-2.raw")), await readFile(leg("solo.raw")));
     assert.deepEqual(page.wrong, []);
-    await page.context().close();
   });
 
-  test("a leg is replaced: the old one goes when the new one is current", async () => {
+  test("a replaced leg is removed once the new is current", async () => {
     await world.image("c.raw", 16 * MIB);
     const page = await world.page();
     await go(page, "disks/pair", "pair");
@@ -128,12 +121,11 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
       const now = await states();
       return now[leg("c.raw")] === "current" && !(leg("b.raw") in now);
     });
-    await card(page, "Legs").getByRole("listitem", { name: leg("b.raw") }).waitFor({ state: "detached" });
+    await refreshed(card(page, "Legs").getByRole("listitem", { name: leg("b.raw") }), "detached");
     assert.deepEqual(page.wrong, []);
-    await page.context().close();
   });
 
-  test("a leg that was lost is shown with why, and another takes its place", async () => {
+  test("a lost leg is shown and can be replaced", async () => {
     await world.filled("lone-1.raw", 4 * MIB);
     await world.image("lone-2.raw", 4 * MIB);
     await world.image("lone-3.raw", 4 * MIB);
@@ -150,14 +142,13 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await lost.getByRole("button", { name: "Replace" }).click();
     await page.getByLabel("New leg").fill(leg("lone-3.raw"));
     await page.getByRole("button", { name: "Replace it" }).click();
-    await lost.waitFor({ state: "detached" });
-    await card(page, "Legs").getByRole("listitem", { name: leg("lone-3.raw") }).getByText("current").waitFor();
+    await refreshed(lost, "detached");
+    await refreshed(card(page, "Legs").getByRole("listitem", { name: leg("lone-3.raw") }).getByText("current"));
     assert.deepEqual(await readFile(leg("lone-3.raw")), await readFile(leg("lone-1.raw")));
-    await page.context().close();
     await reconnect();
   });
 
-  test("a scrub is begun, called off, and what it cannot decide is decided by somebody", async () => {
+  test("a scrub is cancelled, resumed, and its mismatch resolved", async () => {
     const page = await world.page();
     await go(page, "disks/pair", "pair");
     const scrub = card(page, "Scrub");
@@ -170,12 +161,12 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     };
     await speed("64K", 65536);
     await scrub.getByRole("button", { name: "Scrub now" }).click();
-    await scrub.getByRole("progressbar").waitFor();
+    await refreshed(scrub.getByRole("progressbar"));
     await scrub.getByRole("button", { name: "Call it off" }).click();
-    await said.getByText(/called off at/i).waitFor();
+    await refreshed(said.getByText(/called off at/i));
     await speed("0", 0);
     await scrub.getByRole("button", { name: "Go on" }).click();
-    await said.getByText(/16 MiB compared, all the same/).waitFor();
+    await refreshed(said.getByText(/16 MiB compared, all the same/));
     // A leg that lies: nobody but somebody knows which of the two.
     const [first] = (await disk("pair")).legs.map((l) => l.origin);
     const last = leg("c.raw");
@@ -184,29 +175,27 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await file.sync();
     await file.close();
     await scrub.getByRole("button", { name: "Scrub now" }).click();
-    await said.getByText(/1 places? undecided/).waitFor();
-    await scrub.getByText("nothing tells which one is right").waitFor();
+    await refreshed(said.getByText(/1 places? undecided/));
+    await refreshed(scrub.getByText("nothing tells which one is right"));
     await accessible(page, "a scrub that waits");
     const viewer = await world.page({ role: "viewer" });
     await go(viewer, "disks/pair", "pair");
     await viewer.getByText("nothing tells which one is right").waitFor();
     assert.equal(await viewer.getByRole("button", { name: "is right" }).count(), 0);
-    await viewer.context().close();
     await scrub.getByRole("button", { name: `${first} is right` }).click();
     await page.getByRole("dialog").getByRole("button", { name: "It is right" }).click();
     await until("nothing is open", async () => (await disk("pair")).upkeep.scrub.undecided_all === 0);
-    await scrub.getByText("nothing tells which one is right").waitFor({ state: "detached" });
+    await refreshed(scrub.getByText("nothing tells which one is right"), "detached");
     assert.deepEqual(await readFile(last), await readFile(first));
     assert.deepEqual(page.wrong, []);
-    await page.context().close();
   });
 
-  test("a datastore is one row among the disks, and a page of its own", async () => {
+  test("a datastore has a row and its own page", async () => {
     const page = await world.page();
     await go(page, "disks", "Disks");
     const row = page.getByRole("row", { name: /^store/ });
     await row.getByText("1 file of a datastore").waitFor();
-    await row.getByText("8 MiB").waitFor();
+    await refreshed(row.getByText("8 MiB"));
     assert.equal(await page.getByText("vm-flat.vmdk").count(), 0);
     await row.getByRole("link", { name: "store" }).click();
     await page.getByRole("heading", { level: 1, name: /store/ }).waitFor();
@@ -217,7 +206,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await nfs.write(file, MIB, Buffer.alloc(65536, 0x5a));
     await page.getByRole("button", { name: "Flush", exact: true }).click();
     await until("the file has it", async () => (await readFile(join(kept, "store/new-flat.vmdk")))[MIB] === 0x5a);
-    await card(page, "Files that are disks").getByText("new-flat.vmdk").waitFor();
+    await refreshed(card(page, "Files that are disks").getByText("new-flat.vmdk"));
     // Held, and no longer.
     await page.getByRole("button", { name: "Flush and hold" }).click();
     await page.getByText("It is held").waitFor();
@@ -248,7 +237,6 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await card(page, "Mount it").getByRole("button", { name: "Copy" }).waitFor();
     await accessible(page, "a datastore");
     assert.deepEqual(page.wrong, []);
-    await page.context().close();
   });
 
   test("a datastore in two directories shows both", async (t) => {
@@ -264,19 +252,18 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
       await page.getByRole("listitem", { name: `Directory ${join(kept, name)}` }).getByText("current").waitFor();
     }
     await accessible(page, "two directories");
-    await page.context().close();
     await world.hearth(["datastore", "remove", "twin"]);
   });
 
-  test("what was is remembered, also over a restart of the daemon", async () => {
+  test("history survives a restart of the daemon", async () => {
     const page = await world.page();
     await world.load("web-1", 2000);
     for (const [path, heading] of [["", "Overview"], ["disks/web-1", "web-1"]]) {
       await go(page, path, heading);
       await page.getByLabel("Show").first().selectOption("2 hours");
       // A slot of ten seconds is over, and with it what was read.
-      await page.getByRole("img", { name: /Requests: Reads (?!nothing)/ }).waitFor();
-      await page.getByRole("img", { name: /Hit ratio: Read hits \d/ }).waitFor();
+      await refreshed(page.getByRole("img", { name: /Requests: Reads (?!nothing)/ }));
+      await refreshed(page.getByRole("img", { name: /Hit ratio: Read hits \d/ }));
       await page.getByRole("img", { name: /Latency: Reads \d.*, Reads without the cache \d/ }).waitFor();
       await accessible(page, `${heading}, remembered`);
     }
@@ -288,7 +275,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     assert.ok(before > 0);
     await world.stop(world.daemon);
     await world.serve();
-    await page.getByText("it is asked again by itself").waitFor({ state: "detached" });
+    await refreshed(page.getByText("it is asked again by itself"), "detached");
     await page.getByRole("img", { name: /Hit ratio: Read hits \d/ }).waitFor();
     for (const range of ["2 days", "90 days"]) {
       await page.getByLabel("Show").first().selectOption(range);
@@ -301,50 +288,47 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await go(page, "disks/fresh", "fresh");
     await page.getByLabel("Show").first().selectOption("now");
     await page.getByRole("img", { name: /Requests: Reads/ }).waitFor();
-    await page.context().close();
     await reconnect();
   });
 
-  test("memory: the host, a controller that comes and goes, and swap", async (t) => {
+  test("the memory page shows host, controller and swap", async (t) => {
     const page = await world.page();
     await go(page, "memory", "Memory");
     await page.getByText("No memory controller runs").waitFor();
     await page.getByText(/of .* GiB|of .* MiB/).first().waitFor();
     await page.getByText("hearth swap on --size 8G").first().waitFor();
     const config = join(world.dir, "memory.toml");
-    // No guest of whoever runs this is looked at.
+    // Guests of this host are not inspected.
     await writeFile(config, "[memory]\nlibvirt = false\n");
     const controller = world.spawn(["memory", "run", "--config", config, "--state-dir", join(world.dir, "memory"), "--log", "error"]);
-    const told = join(`${world.run}-memory`, "status.json");
-    await until("a controller", () => existsSync(told) || controller.exitCode !== null);
+    const status = join(`${world.run}-memory`, "status.json");
+    await until("a controller", () => existsSync(status) || controller.exitCode !== null);
     if (controller.exitCode === null) {
-      await page.getByRole("heading", { name: "What the controller did" }).waitFor();
+      await refreshed(page.getByRole("heading", { name: "What the controller did" }));
       await page.getByText("The controller knows of no guest").waitFor();
       await accessible(page, "memory, with a controller");
       await world.stop(controller);
-      await page.getByText("No memory controller runs").waitFor();
+      await refreshed(page.getByText("No memory controller runs"));
     } else t.diagnostic("no controller can run here");
     const swap = (...args) => world.hearth(["swap", ...args, "--state-dir", world.state]);
     try {
       await swap("on", "--size", "8M", "--flash", join(world.dir, "flash"));
     } catch (e) {
       t.diagnostic(`no swap can be had here: ${e.stderr}`);
-      await page.context().close();
       return;
     }
     try {
-      await page.getByText("flash.swap").first().waitFor();
-      await card(page, "Swap on flash").getByText("on", { exact: true }).waitFor();
+      await refreshed(page.getByText("flash.swap").first());
+      await refreshed(card(page, "Swap on flash").getByText("on", { exact: true }));
       await accessible(page, "memory, with swap");
     } finally {
       await swap("off");
     }
-    await page.getByText("There is none. On the host").waitFor();
+    await refreshed(page.getByText("There is none. On the host"));
     assert.deepEqual(page.wrong, []);
-    await page.context().close();
   });
 
-  test("a disk that lives on flash is given a file", async () => {
+  test("a flash-only disk moves to an origin", async () => {
     await world.hearth(["disk", "add", "nomad", "--flash-only", "8M"]);
     const page = await world.page();
     await go(page, "disks/nomad", "nomad");
@@ -358,11 +342,11 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await move.getByLabel("File").fill(there);
     await move.getByRole("button", { name: "Move" }).click();
     await until("it has moved", async () => (await disk("nomad")).origin === there);
-    await move.waitFor({ state: "detached" });
+    await refreshed(move, "detached");
     await world.hearth(["disk", "remove", "nomad"]);
   });
 
-  test("a flash device comes and goes while the pool is served", async () => {
+  test("a flash device is added and removed online", async () => {
     const page = await world.page();
     await go(page, "devices", "Devices");
     await page.getByRole("button", { name: "Add a device…" }).click();
@@ -382,8 +366,8 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     const many = (n) => until(`${n} devices`, async () => devices().then((d) => d.length === n, () => false), 120000);
     await many(2);
     const card2 = page.getByRole("region", { name: `Flash ${second}` });
-    await card2.getByText("in use").waitFor();
-    await card2.getByText("64 MiB").first().waitFor();
+    await refreshed(card2.getByText("in use"));
+    await refreshed(card2.getByText("64 MiB").first());
     await accessible(page, "two devices");
     await page.getByRole("button", { name: "Take out…" }).click();
     await dialog.getByLabel("Device").selectOption(second);
@@ -391,12 +375,11 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await until("it has begun, or asks", async () => (await risk.count()) > 0 || !(await dialog.isVisible()));
     if (await risk.count()) await dialog.getByRole("button", { name: "Do it nevertheless" }).click();
     await many(1);
-    await card2.waitFor({ state: "detached" });
-    await page.getByRole("button", { name: "Take out…" }).waitFor({ state: "detached" });
-    await page.context().close();
+    await refreshed(card2, "detached");
+    await refreshed(page.getByRole("button", { name: "Take out…" }), "detached");
   });
 
-  test("a viewer is offered nothing, and may do nothing", async () => {
+  test("a viewer has no controls and its requests are rejected", async () => {
     const page = await world.page({ role: "viewer" });
     const none = async (...names) => {
       for (const name of names) assert.equal(await page.getByRole("button", { name }).count(), 0, name);
@@ -412,7 +395,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     await go(page, "devices", "Devices");
     await page.getByRole("heading", { name: "Pool" }).waitFor();
     await none("Add a device", "Replace", "Take out");
-    const told = await page.evaluate(async () => {
+    const statuses = await page.evaluate(async () => {
       const headers = { "hearth-token": localStorage.getItem("hearth-token"), "content-type": "application/json" };
       const ask = async (method, path, body) => (await fetch(path, { method, headers, body: JSON.stringify(body) })).status;
       return [
@@ -424,32 +407,29 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
         await ask("POST", "/v1/pool/flash/cancel", {}),
       ];
     });
-    assert.deepEqual(told, [403, 403, 403, 403, 403, 403]);
-    await page.context().close();
+    assert.deepEqual(statuses, [403, 403, 403, 403, 403, 403]);
   });
 
-  test("an operator lets nobody new into a datastore", async () => {
+  test("an operator cannot change the clients of a datastore", async () => {
     const page = await world.page();
-    const told = await page.evaluate(async () => {
+    const statuses = await page.evaluate(async () => {
       const headers = { "hearth-token": localStorage.getItem("hearth-token"), "content-type": "application/json" };
       const ask = async (body) => (await fetch("/v1/datastores/store", { method: "PATCH", headers, body: JSON.stringify(body) })).status;
       return [await ask({ clients: [{ network: "0.0.0.0/0", write: true, root: true }] }), await ask({ listen: "0.0.0.0:2049" })];
     });
-    assert.deepEqual(told, [403, 403]);
-    await page.context().close();
+    assert.deepEqual(statuses, [403, 403]);
   });
 
-  test("without the daemon the pages say so, and come back", async () => {
+  test("pages report a stopped daemon and recover", async () => {
     const page = await world.page();
     await go(page, "datastores/store", "store");
     await world.stop(world.daemon);
-    await page.getByText("it is asked again by itself").waitFor();
+    await refreshed(page.getByText("it is asked again by itself"));
     await accessible(page, "a datastore without a daemon");
     for (const [path, heading] of [["memory", "Memory"], ["devices", "Devices"]]) await go(page, path, heading);
     await page.getByRole("heading", { level: 1, name: "Devices" }).waitFor();
     await world.serve();
-    await page.getByText("it is asked again by itself").waitFor({ state: "detached" });
-    await page.getByRole("heading", { name: "Pool" }).waitFor();
-    await page.context().close();
+    await refreshed(page.getByText("it is asked again by itself"), "detached");
+    await refreshed(page.getByRole("heading", { name: "Pool" }));
   });
 });

@@ -23,7 +23,7 @@ try {
   // One that is only looked at.
   await promisify(execFile)("qemu-img", ["create", "-q", "-f", "qcow2", join(world.vms, "mail-2.qcow2"), "64G"]);
   for (const [scheme, disk] of [["light", "web-1"], ["dark", "db-1"]]) {
-    const page = await world.page({ colorScheme: scheme });
+    const page = await world.page({ clock: false, colorScheme: scheme });
     // Requests while it is open, so that there are lines.
     let enough = false;
     const busy = (async () => {

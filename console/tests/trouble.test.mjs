@@ -1,5 +1,5 @@
-// What only an operator can decide, because nobody else knows what happened: which side is right where flash and origin do not
-// agree, whose an origin is when another pool has it, that what is lost is lost. With a real daemon, and real damage.
+// Decisions of an operator: which side to trust if flash and origin differ, whether to take over an origin of another pool,
+// whether to accept a loss. The tests damage files below a real daemon, and run concurrently, each with its own world.
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
 import { existsSync } from "node:fs";
@@ -7,7 +7,7 @@ import { mkdir, open, readFile, rename, truncate, writeFile } from "node:fs/prom
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { describe, test } from "node:test";
-import { accessible, go } from "./common.mjs";
+import { accessible, go, refreshed } from "./common.mjs";
 import { HEARTH, MISSING, until, World } from "./world.mjs";
 
 const MIB = 1 << 20;
@@ -30,8 +30,8 @@ async function byte(file, at) {
   }
 }
 
-describe("what only an operator can decide", { skip: MISSING ?? false, timeout: 600000 }, () => {
-  test("which side is right where flash and origin do not agree", async () => {
+describe("decisions of an operator", { skip: MISSING ?? false, timeout: 600000, concurrency: true }, () => {
+  test("a refused disk trusts its flash or its origin", async () => {
     const world = await World.start({ disks: [], serve: SLOWLY });
     try {
       const sides = ["flash", "origin"];
@@ -58,10 +58,9 @@ describe("what only an operator can decide", { skip: MISSING ?? false, timeout: 
         await go(viewer, `disks/${side}`, side);
         await viewer.getByText("refused", { exact: true }).waitFor();
         assert.equal(await viewer.getByRole("button", { name: /^Trust/ }).count(), 0);
-        await viewer.context().close();
         await page.getByRole("button", { name: `Trust the ${side}` }).click();
-        await page.getByText("attached", { exact: true }).waitFor();
-        await page.getByRole("button", { name: /^Trust/ }).first().waitFor({ state: "detached" });
+        await refreshed(page.getByText("attached", { exact: true }));
+        await refreshed(page.getByRole("button", { name: /^Trust/ }).first(), "detached");
         await world.hearth(["disk", "flush", side]);
       }
       assert.equal(await byte(file("flash"), 2 * MIB), 0x5a, "what was on flash is in the origin");
@@ -72,7 +71,7 @@ describe("what only an operator can decide", { skip: MISSING ?? false, timeout: 
     }
   });
 
-  test("that what was lost with the flash is given up", async () => {
+  test("a loss of dirty data is accepted", async () => {
     const world = await World.start({ disks: [], serve: SLOWLY });
     try {
       await world.image("vm.raw", 16 * MIB);
@@ -88,17 +87,15 @@ describe("what only an operator can decide", { skip: MISSING ?? false, timeout: 
       await go(viewer, "disks/vm", "vm");
       await viewer.getByText("were lost with the flash").waitFor();
       assert.equal(await viewer.getByRole("button", { name: "Accept the loss" }).count(), 0);
-      await viewer.context().close();
       await page.getByRole("button", { name: "Accept the loss" }).click();
-      await page.getByText("were lost with the flash").waitFor({ state: "detached" });
+      await refreshed(page.getByText("were lost with the flash"), "detached");
       assert.deepEqual((await world.asked("disk", "show", "vm")).lost ?? [], []);
-      await page.context().close();
     } finally {
       await world.end();
     }
   });
 
-  test("whose an origin is that another host had", async (t) => {
+  test("an origin of another host is taken over", async (t) => {
     const world = await World.start({ disks: [] });
     const views = [];
     let other;
@@ -106,9 +103,9 @@ describe("what only an operator can decide", { skip: MISSING ?? false, timeout: 
     const view = async (shared, dir) => {
       await mkdir(dir);
       const child = spawn("bindfs", ["-f", "-o", "attr_timeout=0", shared, dir], { stdio: "ignore" });
-      const gone = new Promise((told) => {
-        child.once("error", told);
-        child.once("exit", told);
+      const gone = new Promise((resolve) => {
+        child.once("error", resolve);
+        child.once("exit", resolve);
       });
       views.push({ child, dir, gone });
       let over = false;
@@ -156,7 +153,7 @@ describe("what only an operator can decide", { skip: MISSING ?? false, timeout: 
       await far("disk", "set", "far", "--trust", "origin", "--takeover", "--yes");
       world.daemon.kill("SIGCONT");
       await go(page, "disks/near", "near");
-      await page.getByText("fenced", { exact: true }).waitFor();
+      await refreshed(page.getByText("fenced", { exact: true }));
       await accessible(page, "a disk that is another host's now");
       const mine = page.getByRole("button", { name: "Trust the origin" });
       await mine.click();
@@ -168,12 +165,11 @@ describe("what only an operator can decide", { skip: MISSING ?? false, timeout: 
       await over.click();
       await accessible(page, "whether to take over");
       await page.getByRole("dialog").getByRole("button", { name: "Take it over" }).click();
-      await page.getByText("attached", { exact: true }).waitFor();
+      await refreshed(page.getByText("attached", { exact: true }));
       assert.equal((await readFile(join(shared, "d.raw")))[0], 0x33);
-      await page.context().close();
     } finally {
       world.daemon?.kill("SIGCONT");
-      // Whoever has a file open there goes first.
+      // The daemons have files open below the mounts.
       await world.ended();
       for (const { child, dir, gone } of views.reverse()) {
         await run("umount", ["-l", dir]).catch(() => {});

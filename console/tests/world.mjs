@@ -23,19 +23,19 @@ export const MISSING = !BROWSER ? "no Chromium" : !existsSync(HEARTH) ? `no ${HE
 
 /** A port that was free a moment ago. */
 const freePort = () =>
-  new Promise((told, failed) => {
+  new Promise((resolve, failed) => {
     const server = createServer();
     server.on("error", failed);
     server.listen(0, "127.0.0.1", () => {
       const { port } = server.address();
-      server.close(() => told(port));
+      server.close(() => resolve(port));
     });
   });
 
-/** Longest that is waited for anything, on a machine that has much else to do. */
+/** Limit of each wait in milliseconds; long enough for a loaded machine. */
 const PATIENCE = 60000;
 
-/** Asks until it is true; a test that waits for ever is ended by its own limit. */
+/** Waits until `ask` returns true; throws after `limit` milliseconds. */
 export async function until(what, ask, limit = PATIENCE) {
   const end = Date.now() + limit;
   for (;;) {
@@ -43,6 +43,35 @@ export async function until(what, ask, limit = PATIENCE) {
     if (Date.now() > end) throw new Error(`${what} did not happen within ${limit} ms`);
     await new Promise((again) => setTimeout(again, 50));
   }
+}
+
+/**
+ * Waits until `page` shows its frame. The title is set together with the listener for changes of the address: tests can
+ * change the address from then on.
+ */
+async function ready(page) {
+  await page.waitForFunction(() => document.title.endsWith(" – Hearth")).catch((e) => {
+    throw new Error(`${e.message}; ${page.wrong.join("; ")}`);
+  });
+}
+
+/** Loads `page` again, and waits until it shows its frame. */
+export async function loaded(page) {
+  await page.reload();
+  await ready(page);
+}
+
+let browser = null;
+let browserUsers = 0;
+
+/** The browser of this process, started for the first world that needs it. */
+function takeBrowser() {
+  if (browserUsers++ === 0) browser = chromium.launch({ executablePath: BROWSER, args: ["--no-sandbox", "--disable-gpu"] });
+  return browser;
+}
+
+async function returnBrowser() {
+  if (--browserUsers === 0) await (await browser).close();
 }
 
 export class World {
@@ -53,15 +82,21 @@ export class World {
     this.own = join(dir, "monitor");
     this.vms = join(dir, "vms");
     this.children = [];
+    this.contexts = new Set();
+    this.pages = new Map();
+    this.sessions = new Map();
   }
 
-  /** A world with these disks, whose daemon has these options besides, and whose second service these settings. */
-  static async start({ disks = ["web-1", "db-1", "mail-1"], serve = [], config = "" } = {}) {
+  /**
+   * Starts a daemon with `disks` and the options `serve`, and a monitor with the settings `config` and the accounts
+   * `accounts` (name, role). The browser is shared by all worlds of a process.
+   */
+  static async start({ disks = ["web-1", "db-1", "mail-1"], serve = [], config = "", accounts = [] } = {}) {
     const world = new World(await mkdtemp(join(tmpdir(), "hearth-console-")));
     world.options = serve;
     world.config = config;
     try {
-      await world.begin(disks);
+      await world.begin(disks, accounts);
     } catch (e) {
       await world.end();
       throw e;
@@ -69,22 +104,26 @@ export class World {
     return world;
   }
 
-  async begin(disks) {
-    await mkdir(this.vms);
+  async begin(disks, accounts) {
+    await mkdir(join(this.vms, "more"), { recursive: true });
+    await this.image("new.raw", 16 << 20);
+    await this.image("more/deep.raw", 8 << 20);
+    const started = await Promise.allSettled([this.beginDaemon(disks), this.beginMonitor(accounts), this.beginBrowser()]);
+    for (const { reason } of started) if (reason) throw reason;
+  }
+
+  async beginDaemon(disks) {
     const flash = join(this.dir, "flash");
     await this.hearth(["pool", "create", "--flash", flash, "--size", "256M", "--quick", "--label", "<script>alert(1)</script>"]);
     await this.serve();
-    for (const name of disks) {
-      await this.image(`${name}.raw`, 64 << 20);
-      await this.hearth(["disk", "add", name, "--origin", `model-latency=4ms:${this.vms}/${name}.raw`]);
-    }
-    await this.image("new.raw", 16 << 20);
-    await mkdir(join(this.vms, "more"));
-    await this.image("more/deep.raw", 8 << 20);
+    for (const name of disks) await this.disk(name);
+  }
+
+  async beginMonitor(accounts) {
     const port = await freePort();
     this.url = `http://127.0.0.1:${port}/`;
     await this.hearth(["console", "enable", "--listen", `127.0.0.1:${port}`, "--allow-path", this.vms, "--state-dir", this.own]);
-    for (const [name, role] of [["anna", "operator"], ["board", "viewer"]]) {
+    for (const [name, role] of accounts) {
       await this.hearth(["console", "account", "add", name, "--role", role, "--state-dir", this.own], `${World.password}\n`);
     }
     const config = join(this.dir, "hearth.toml");
@@ -97,7 +136,10 @@ export class World {
         return false;
       }
     });
-    this.browser = await chromium.launch({ executablePath: BROWSER, args: ["--no-sandbox"] });
+  }
+
+  async beginBrowser() {
+    this.browser = await takeBrowser();
   }
 
   static password = "correct horse battery";
@@ -105,6 +147,12 @@ export class World {
   async serve() {
     this.daemon = this.spawn(["serve", "--flash", join(this.dir, "flash"), "--state-dir", this.state, "--threads", "1", "--log", "warn", ...this.options]);
     await until("the daemon", () => this.hearth(["disk", "list", "--json"]).then(() => true, () => false));
+  }
+
+  /** Adds a disk whose origin is a sparse file of 64 MiB that answers after 4 ms. */
+  async disk(name) {
+    await this.image(`${name}.raw`, 64 << 20);
+    await this.hearth(["disk", "add", name, "--origin", `model-latency=4ms:${this.vms}/${name}.raw`]);
   }
 
   async image(name, size) {
@@ -143,7 +191,7 @@ export class World {
 
   async stop(child, signal = "SIGTERM") {
     if (child.exitCode !== null || child.signalCode !== null) return;
-    const gone = new Promise((told) => child.once("exit", told));
+    const gone = new Promise((resolve) => child.once("exit", resolve));
     child.kill(signal);
     await gone;
   }
@@ -153,9 +201,13 @@ export class World {
     await this.stop(child, "SIGKILL");
   }
 
-  /** Ends all processes, the browser included. */
+  /** Ends all processes; the browser ends with the last world that uses it. */
   async ended() {
-    await this.browser?.close();
+    if (this.browser) {
+      this.browser = null;
+      for (const context of this.contexts) await context.close();
+      await returnBrowser();
+    }
     for (const child of this.children.reverse()) await this.stop(child);
     this.children = [];
   }
@@ -183,18 +235,55 @@ export class World {
     return (await this.hearth(["console", "open", "--role", role, "--state-dir", this.own])).trim();
   }
 
-  /** A page somebody is logged in to. What goes wrong in it, or leaves the host, is written down. */
-  async page({ role = "operator", ...more } = {}) {
-    const context = await this.browser.newContext({ viewport: { width: 1280, height: 900 }, ...more });
+  /** A browser context that ends with the world. */
+  async context(options = {}) {
+    const context = await this.browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
+    this.contexts.add(context);
+    context.on("close", () => this.contexts.delete(context));
     context.setDefaultTimeout(PATIENCE);
-    const page = await context.newPage();
-    page.wrong = [];
-    page.on("pageerror", (e) => page.wrong.push(`error: ${e.message}`));
-    // That something is not there is an answer, which the page shows.
-    page.on("console", (m) => m.type() === "error" && !m.text().includes("404") && page.wrong.push(`console: ${m.text()}`));
-    page.on("request", (r) => !r.url().startsWith(this.url) && page.wrong.push(`elsewhere: ${r.url()}`));
-    await page.goto(await this.link(role));
-    await page.getByRole("heading", { name: "Overview" }).waitFor().catch((e) => { throw new Error(`${e.message}; ${page.wrong.join("; ")}`); });
+    return context;
+  }
+
+  /**
+   * A newly loaded page that is logged in with `role`. Calls with the same options share a context and its tab: a new
+   * context costs a second of CPU time. With `own`, the context is a new one, which the caller closes. All contexts of a
+   * role share its session.
+   *
+   * Errors of the page, and requests to other hosts, are collected in `page.wrong`. `clock: true` lets `refresh` run the
+   * timers of the page ahead.
+   */
+  async page({ role = "operator", own = false, clock = true, ...options } = {}) {
+    const key = JSON.stringify([role, clock, options]);
+    let page = own ? null : this.pages.get(key);
+    if (page && !page.isClosed()) {
+      await page.unrouteAll();
+      page.removeAllListeners("dialog");
+      page.wrong.length = 0;
+      await page.evaluate(() => history.replaceState(null, "", "/"));
+      await page.reload();
+    } else {
+      const session = this.sessions.get(role);
+      const context = await this.context(options);
+      if (session) {
+        // The option storageState would open another page to set the token.
+        await context.addCookies(session.cookies);
+        await context.addInitScript((token) => location.protocol === "http:" && localStorage.setItem("hearth-token", token), session.token);
+      }
+      if (clock) await context.clock.install();
+      page = await context.newPage();
+      page.wrong = [];
+      page.on("pageerror", (e) => page.wrong.push(`error: ${e.message}`));
+      // An answer with status 404 is shown by the page; it is no error of the page.
+      page.on("console", (m) => m.type() === "error" && !m.text().includes("404") && page.wrong.push(`console: ${m.text()}`));
+      page.on("request", (r) => !r.url().startsWith(this.url) && page.wrong.push(`elsewhere: ${r.url()}`));
+      await page.goto(session ? this.url : await this.link(role));
+      if (!own) this.pages.set(key, page);
+    }
+    await ready(page);
+    if (!this.sessions.has(role)) {
+      const token = await page.evaluate(() => localStorage.getItem("hearth-token"));
+      this.sessions.set(role, { cookies: await page.context().cookies(), token });
+    }
     return page;
   }
 
