@@ -87,7 +87,11 @@ id=$(readelf -n "$hearth" | sed -n 's/.*Build ID: //p')
 tree=$work/dbgsym
 file=$tree/usr/lib/debug/.build-id/${id:0:2}/${id:2}.debug
 install -d "$(dirname -- "$file")" "$tree/DEBIAN" "$tree/usr/share/doc"
-objcopy --only-keep-debug --compress-debug-sections "$hearth" "$file"
+if [[ -e $hearth.debug ]] && readelf -n "$hearth.debug" | grep -q "Build ID: $id"; then
+    install -m 644 "$hearth.debug" "$file"
+else
+    objcopy --only-keep-debug --compress-debug-sections "$hearth" "$file"
+fi
 ln -s hearth "$tree/usr/share/doc/hearth-dbgsym"
 cat >"$tree/DEBIAN/control" <<CONTROL
 Package: hearth-dbgsym

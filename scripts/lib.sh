@@ -54,6 +54,20 @@ release_for_tests() {
     export HEARTH_BIN
 }
 
+# Moves the debug information of binary $1 to $1.debug. Function names stay: people read the backtrace of a panic. The
+# binary is replaced, not rewritten: cargo keeps a hard link to it, and links it here again at its next build.
+split_debug() {
+    local binary=$1
+    if ! command -v objcopy >/dev/null; then
+        note "no objcopy (package binutils): $binary keeps its debug information"
+        return 0
+    fi
+    readelf -SW "$binary" | grep -qE '[.]debug_(info|line)' || return 0
+    objcopy --only-keep-debug --compress-debug-sections "$binary" "$binary.debug"
+    (cd "$(dirname -- "$binary")" && objcopy --strip-debug --add-gnu-debuglink="${binary##*/}.debug" "${binary##*/}" "${binary##*/}.stripped")
+    mv -f "$binary.stripped" "$binary"
+}
+
 # Runs end-to-end tests one at a time, in full words; $@ are options of scripts/run-tests.py, such as --only MODULE.
 e2e_tests() { "$ROOT/scripts/run-tests.py" --jobs 1 --verbose --below tests/e2e "$@" --locked -p hearth-e2e; }
 

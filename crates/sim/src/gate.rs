@@ -7,7 +7,7 @@
 //! gate falls back on the search, which is slower and proves the same, and names what is stale.
 
 use crate::paths::Taken;
-use crate::profile::MIXED;
+use crate::profile::{MIXED, PROFILES};
 use crate::real::{BELIEVE_LOST, HalfFault, IGNORE_SINCE, Real, leg_faults};
 use crate::runner::{FAILURES_MAX, Summary, fails, run_many, run_seed, run_worlds};
 use hearth_engine::faults::Fault;
@@ -32,6 +32,10 @@ pub const OWN_RUNS: [&str; 10] = [
     "twice-rot-crash",
     "twice-fail",
 ];
+/// Worlds of each profile, whether `mixed` chooses it or not, from seed [`EACH_START`].
+pub const EACH_WORLDS: u64 = 10;
+/// See [`EACH_WORLDS`].
+const EACH_START: u64 = 50_000;
 /// Most seeds of `mixed` searched for a path that no fixed seed reaches.
 pub const SEARCH_MIXED: u64 = 10_000;
 /// The same for each profile in [`OWN_RUNS`].
@@ -86,7 +90,7 @@ impl Outcome {
 /// Runs the fixed worlds on `jobs` threads, then more of them while paths are missing.
 pub fn run(jobs: usize, progress: &(dyn Fn(u64, usize) + Sync)) -> Outcome {
     let mut summary = Summary::default();
-    let fixed = fixed(MIXED_WORLDS, OWN_WORLDS);
+    let fixed = fixed();
     let extra = worlds(RECORDED, "world ")
         .into_iter()
         .chain(worlds(FOUND, ""));
@@ -113,15 +117,21 @@ pub fn run(jobs: usize, progress: &(dyn Fn(u64, usize) + Sync)) -> Outcome {
     Outcome { summary, searched }
 }
 
-fn fixed(mixed: u64, own: u64) -> Vec<WorldId> {
-    let mixed = (0..mixed).map(|seed| (MIXED.to_owned(), seed));
-    let own = OWN_RUNS
-        .iter()
-        .flat_map(|profile| (0..own).map(|seed| ((*profile).to_owned(), seed)));
-    mixed.chain(own).collect()
+fn fixed() -> Vec<WorldId> {
+    let worlds = |profile: &str, start: u64, count: u64| {
+        let profile = profile.to_owned();
+        (start..start + count).map(move |seed| (profile.clone(), seed))
+    };
+    let own = OWN_RUNS.iter().flat_map(|p| worlds(p, 0, OWN_WORLDS));
+    let each = PROFILES.iter();
+    let each = each.flat_map(|p| worlds(p.name, EACH_START, EACH_WORLDS));
+    worlds(MIXED, 0, MIXED_WORLDS)
+        .chain(own)
+        .chain(each)
+        .collect()
 }
 
-/// What is searched beyond the fixed seeds: a profile, the first seed and the end.
+/// Ranges of the search beyond the fixed seeds: a profile, the first seed and the end.
 fn search_ranges() -> Vec<(&'static str, u64, u64)> {
     let own = OWN_RUNS.iter().map(|p| (*p, OWN_WORLDS, SEARCH_OWN));
     own.chain([(MIXED, MIXED_WORLDS, SEARCH_MIXED)]).collect()
@@ -271,12 +281,7 @@ pub fn record(jobs: usize) -> Result<String, String> {
         "# Seeds of the gate (crates/sim/src/gate.rs). Made by `scripts/seeds.sh`; do not edit.\n",
     );
     let mut missed = String::new();
-    let mut wanted = run_worlds(
-        &fixed(MIXED_WORLDS, OWN_WORLDS),
-        jobs,
-        &Real::default(),
-        &|_, _| {},
-    );
+    let mut wanted = run_worlds(&fixed(), jobs, &Real::default(), &|_, _| {});
     for (profile, from, to) in search_ranges() {
         for seed in from..to {
             if !wanted.totals.paths.all().any(|(_, n)| n < PER_PATH) {
