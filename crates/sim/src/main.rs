@@ -18,7 +18,6 @@ usage: hearth-sim [options]
   --seed N         run only this seed
   --trace          print every event of it
   --paths          print in how many worlds each rare path was taken
-  --all-paths      fail if a path was not taken
   --jobs N         threads (default 2)
   --profile NAME   the kind of hardship (default mixed, which lets the seed choose)
   --gate           run the fixed seeds of the gate and ask for every rare path
@@ -35,7 +34,6 @@ struct Options {
     seed: Option<u64>,
     trace: bool,
     paths: bool,
-    all_paths: bool,
     jobs: usize,
     profile: String,
     mutation: Option<String>,
@@ -54,7 +52,6 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         seed: None,
         trace: false,
         paths: false,
-        all_paths: false,
         jobs: 2,
         profile: MIXED.to_string(),
         mutation: None,
@@ -86,7 +83,6 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--stride" => o.stride = number("--stride", args.next())?.max(1),
             "--trace" => o.trace = true,
             "--paths" => o.paths = true,
-            "--all-paths" => o.all_paths = true,
             "--list" => o.list = true,
             other => return Err(format!("unknown option {other:?}")),
         }
@@ -128,7 +124,7 @@ fn main() -> ExitCode {
         return record(file, options.jobs);
     }
     if options.gate {
-        return gate(options.jobs);
+        return gate(&options);
     }
     if options.single {
         return single(&options, &maker);
@@ -168,11 +164,11 @@ fn record(file: &str, jobs: usize) -> ExitCode {
 }
 
 /// Runs the fixed seeds; fails if a world fails or a path is not reached.
-fn gate(jobs: usize) -> ExitCode {
+fn gate(options: &Options) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let began = Instant::now();
-    let outcome = gate::run(jobs, &|_, _| {});
-    let good = report(&outcome.summary, began, true);
+    let outcome = gate::run(options.jobs, &|_, _| {});
+    let good = report(&outcome.summary, began, options);
     if outcome.searched > 0 {
         println!(
             "recorded seeds are stale, run scripts/seeds.sh: {} worlds searched for paths that they do not reach",
@@ -203,20 +199,20 @@ fn batch(start: u64, count: u64, options: &Options, maker: &Real) -> ExitCode {
         },
     );
     eprintln!();
+    match report(&summary, began, options) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Prints failures and totals; false if a world failed or, in the gate, a path was not reached.
+fn report(summary: &Summary, began: Instant, options: &Options) -> bool {
     if options.paths {
         println!("worlds in which");
         for (name, worlds) in summary.totals.paths.all() {
             println!("{worlds:>8} {name}");
         }
     }
-    match report(&summary, began, options.all_paths) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    }
-}
-
-/// Prints failures and totals; false if a world failed or, on demand, a path was not reached.
-fn report(summary: &Summary, began: Instant, all_paths: bool) -> bool {
     for (i, failure) in summary.failures.iter().enumerate() {
         if i < 3 {
             println!("{failure}\n");
@@ -233,7 +229,7 @@ fn report(summary: &Summary, began: Instant, all_paths: bool) -> bool {
         "{} requests and {} device operations in {took:.1} s; digest {:016x}",
         summary.totals.requests, summary.totals.ios, summary.totals.digest
     );
-    let missing: Vec<_> = match all_paths {
+    let missing: Vec<_> = match options.gate {
         true => summary.totals.paths.missing().collect(),
         false => Vec::new(),
     };

@@ -150,31 +150,15 @@ impl Taken {
         engine.chain(names.zip(self.world))
     }
 
-    /// The paths that were not taken and are not met too rarely to be asked for.
+    /// Paths that no world took, without those in [`RARE`].
     pub fn missing(&self) -> impl Iterator<Item = &'static str> + '_ {
         let never = self.all().filter(|(_, n)| *n == 0).map(|(name, _)| name);
         never.filter(|name| !RARE.iter().any(|(rare, _)| rare == name))
     }
 }
 
-/// Paths that ten thousand worlds may miss, and why.
-pub const RARE: [(&str, &str); 36] = [
-    (
-        "a start wipes what only the second half of a segment has",
-        "one in ten thousand worlds does, since a start goes on with it where it is what comes next; `twice-rot-crash` has more",
-    ),
-    (
-        "an operation that hangs is answered for, and goes on",
-        "only in the profile `overdue`, which is not among those that the seed chooses",
-    ),
-    (
-        "a read begins anew in other memory, for a device may still write to what it had",
-        "the same",
-    ),
-    (
-        "a read of a dirty block fails because flash does not answer in time",
-        "the same",
-    ),
+/// Paths that the worlds of the gate miss, and the search for them as well ([`crate::gate`]), and why.
+pub const RARE: [(&str, &str); 4] = [
     (
         "a run waits for a mark that the log will never have",
         "the log must be starved between an epoch's mark and the next epoch's write",
@@ -188,120 +172,8 @@ pub const RARE: [(&str, &str); 36] = [
         "the log must be starved by the records that would free it",
     ),
     (
-        "clean copies below the floor are given up so that intents are needless",
-        "one world in some hundred starves its log, and few of those have intents then",
-    ),
-    (
-        "an intent of a starved log is given up",
-        "the same, and a write past the cache must not be under way",
-    ),
-    (
-        "a start drops a clean copy because it lies below the floor",
-        "the same, and a crash must follow at once",
-    ),
-    (
         "a destaged block of a starved log is dropped although a newer write is on its way",
         "the log must be starved between a write and its batch",
-    ),
-    (
-        "eviction meets a rotten dirty block",
-        "the destager mostly meets it first, in a log that does not go round more than once",
-    ),
-    (
-        "a device is emptied to be taken out",
-        "only worlds of the profile devices-change do, which have runs of their own",
-    ),
-    (
-        "a flash device is emptied to be taken out",
-        "only worlds of the profile devices-change do, which have runs of their own",
-    ),
-    (
-        "flash devices come, go or are replaced",
-        "only worlds of the profile devices-change do, which have runs of their own",
-    ),
-    (
-        "the power fails while flash devices are changed",
-        "only worlds of the profile devices-change do, which have runs of their own",
-    ),
-    (
-        "all that is free lies in what is to be emptied, and some of it stays in use until more is",
-        "only worlds of the profile areas do, which have runs of their own",
-    ),
-    (
-        "segments are set aside for something beside the log",
-        "only worlds of the profile areas do, which have runs of their own",
-    ),
-    (
-        "an area beside the log is given back",
-        "only worlds of the profile areas do, which have runs of their own",
-    ),
-    (
-        "segments are set aside and written by somebody else",
-        "only worlds of the profile areas do, which have runs of their own",
-    ),
-    (
-        "an area is given back",
-        "only worlds of the profile areas do, which have runs of their own",
-    ),
-    (
-        "a crash while an area is set aside or given back",
-        "only worlds of the profile areas do, which have runs of their own",
-    ),
-    (
-        "and lets go of what is cached of a disk whose origin fails",
-        "only worlds of the profiles with several devices that fail do, which have runs of their own",
-    ),
-    (
-        "a pool is closed to go on without a device that failed",
-        "only worlds of the profiles with several devices that fail do, which have runs of their own",
-    ),
-    (
-        "a start drops clean copies that were on a device which is gone",
-        "only worlds of the profiles with several devices that fail do, which have runs of their own",
-    ),
-    (
-        "after a crash a start begins with what was known when a device was left behind",
-        "only worlds of the profiles with several devices that fail do, which have runs of their own",
-    ),
-    (
-        "a start reads a log, and leaves out what lies below its floor",
-        "only worlds of the profiles with several devices that fail do, which have runs of their own",
-    ),
-    (
-        "a flash device is lost, and the pool goes on without it",
-        "only worlds of the profiles with several devices that fail do, which have runs of their own",
-    ),
-    (
-        "what the other flash devices hold is cached as before",
-        "only worlds of the profiles with several devices that fail do, which have runs of their own",
-    ),
-    (
-        "a flash device of a pool that holds everything twice is replaced",
-        "only worlds of the profile twice-replaced do, which have runs of their own",
-    ),
-    (
-        "a flash device that was lost takes its own place again",
-        "only worlds of the profile twice-replaced do, which have runs of their own",
-    ),
-    (
-        "the power fails while a flash device of such a pool is replaced",
-        "only worlds of the profile twice-replaced do, which have runs of their own",
-    ),
-    (
-        "the new flash device fails while it takes the place of another one",
-        "only worlds of the profile twice-replaced do, which have runs of their own",
-    ),
-    (
-        "such a device was copied while the pool was served",
-        "only worlds of the profile twice-replaced do, which have runs of their own",
-    ),
-    (
-        "a flash device that was replaced is there, and the new one is not",
-        "only worlds of the profile twice-replaced do, which have runs of their own",
-    ),
-    (
-        "after a flash device was lost, or replaced, the trouble is another one's",
-        "only worlds of the profile twice-replaced do, which have runs of their own",
     ),
 ];
 
