@@ -33,10 +33,11 @@ parts=()
 walls=()
 cpus=()
 
-# CPU seconds of this script and of every process it waited for.
-cpu() {
+# Sets `cpu` to the CPU seconds of this script and of every process it waited for. Not in a subshell: that would count
+# its own.
+count_cpu() {
     times >"$scratch/times"
-    awk '{ for (i = 1; i <= 2; i++) { split($i, t, /[ms]/); sum += t[1] * 60 + t[2] } } END { print int(sum) }' "$scratch/times"
+    cpu=$(awk '{ for (i = 1; i <= 2; i++) { split($i, t, /[ms]/); sum += t[1] * 60 + t[2] } } END { print int(sum) }' "$scratch/times")
 }
 
 # Ends the current part and begins the next.
@@ -44,14 +45,16 @@ part() {
     end_part
     parts+=("$1")
     part_began=$SECONDS
-    cpu_began=$(cpu)
+    count_cpu
+    cpu_began=$cpu
     say "$1 ($SECONDS s)"
 }
 
 end_part() {
     if ((${#parts[@]} > ${#walls[@]})); then
+        count_cpu
         walls+=($((SECONDS - part_began)))
-        cpus+=($(($(cpu) - cpu_began)))
+        cpus+=($((cpu - cpu_began)))
     fi
 }
 
@@ -65,7 +68,8 @@ table() {
         if ((cpus[i] * 2 > ${BUDGET[${parts[i]}]} * 3)); then mark="  <- over budget"; fi
         printf '   %-28s %6d %6d %8d%s\n' "${parts[i]}" "${walls[i]}" "${cpus[i]}" "${BUDGET[${parts[i]}]}" "$mark"
     done
-    printf '   %-28s %6d %6d\n' all "$SECONDS" "$(cpu)"
+    count_cpu
+    printf '   %-28s %6d %6d\n' all "$SECONDS" "$cpu"
 }
 
 # Also on failure: the table shows which part hung.
