@@ -14,7 +14,7 @@ help:
 	@echo "make build               the release binary, target/release/hearth"
 	@echo "make deb                 Debian packages in target/deb (docs/install.md)"
 	@echo "make dist                a tarball for other distributions, and what an RPM is made of, in target/dist"
-	@echo "make test                every check, some 40 minutes"
+	@echo "make test                every check, at most 25 minutes"
 	@echo "make sim SEEDS=1000000   long deterministic simulation"
 	@echo "make kill9 CYCLES=300    long kill -9 loop under a verified write load"
 	@echo "make guest-lab ROUNDS=12 long tests with emulated guests: power cuts, restarts, resize"

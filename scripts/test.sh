@@ -16,13 +16,12 @@ LIMIT=${LIMIT:-4800}
 declare -A BUDGET=(
     ["Format and documents"]=10
     ["Console page"]=30
-    ["Build and lints"]=900
-    ["Unit and integration tests"]=500
+    ["Build and lints"]=750
+    ["Unit and integration tests"]=450
     ["Metrics and packages"]=30
-    ["End-to-end tests"]=600
-    ["Console in a browser"]=120
-    ["Simulation"]=300
-    ["Benchmark smoke run"]=60
+    ["End-to-end tests, simulation"]=850
+    ["Console in a browser"]=60
+    ["Benchmark smoke run"]=100
 )
 # End-to-end modules that only the lab runs: emulated guests, of which guest_root, guest_attach, guest_nfs and
 # guest_second_hop stay, and tests that need what a lab script prepares.
@@ -139,9 +138,8 @@ scripts/metrics-check.sh
 # The contents of the packages; nothing is built for that.
 scripts/package-check.sh
 
-part "End-to-end tests"
-# These tests and those in a browser mostly wait. The simulation runs alongside at idle priority: it computes, and
-# measures no time.
+part "End-to-end tests, simulation"
+# These tests mostly wait. The simulation runs alongside at idle priority: it computes, and measures no time.
 set -m
 (
     chrt --idle --pid 0 "$BASHPID" || renice -n 19 -p "$BASHPID"
@@ -151,19 +149,18 @@ simulation_pid=$!
 set +m
 CYCLES=${CYCLES:-5} scripts/run-tests.py --jobs 4 --below tests/e2e --skip "${LAB_ONLY[@]}" "${everything[@]}"
 
+status=0
+wait "$simulation_pid" || status=$?
+simulation_pid=
+cat "$scratch/simulation"
+((status == 0)) || die "the simulation failed, see above"
+
 part "Console in a browser"
 if [[ -e console/dist/index.html && -d console/node_modules ]]; then
     (cd console && npm test)
 else
     note "skipped: the console page was not built"
 fi
-
-part "Simulation"
-status=0
-wait "$simulation_pid" || status=$?
-simulation_pid=
-cat "$scratch/simulation"
-((status == 0)) || die "the simulation failed, see above"
 
 part "Benchmark smoke run"
 "$(target_dir)/debug/hearth-bench" --hearth "$HEARTH_BIN" --smoke

@@ -44,9 +44,11 @@ const parts = () =>
 function useParts(): string[] {
   const [now, set] = useState(parts());
   useEffect(() => {
-    const told = () => set(parts());
-    addEventListener("hashchange", told);
-    return () => removeEventListener("hashchange", told);
+    const update = () => set(parts());
+    addEventListener("hashchange", update);
+    // The address may have changed between the first rendering and this effect.
+    update();
+    return () => removeEventListener("hashchange", update);
   }, []);
   return now;
 }

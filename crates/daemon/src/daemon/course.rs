@@ -240,21 +240,22 @@ impl Daemon {
         self.slot_by_id(id, |slot| slot.export.clone())
     }
 
-    /// Lets clients find a disk that the engine has.
+    /// Makes a disk of the engine visible to clients. The slot has the export last: it is reported as attached from
+    /// then on, and clients that wait for that must find it.
     fn offer(&self, id: DiskId) {
         let record = lock(&self.pool).record(id).cloned();
         let Some(record) = record else { return };
         let export = self.slot_by_id(id, |slot| {
             let device = slot.device.clone()?;
-            let made = slot.export.get_or_insert_with(|| {
+            Some(slot.export.clone().unwrap_or_else(|| {
                 let clients = Clients::new(&record.name, record.clients, self.crowd.clone());
                 let export = DiskExport::new(&record, self.engine.clone(), device, clients);
                 Arc::new(export)
-            });
-            Some(made.clone())
+            }))
         });
         if let Some(export) = export {
-            self.exports.insert(export);
+            self.exports.insert(export.clone());
+            self.slot_by_id(id, |slot| slot.export.replace(export));
         }
     }
 

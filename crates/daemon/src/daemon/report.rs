@@ -286,6 +286,11 @@ impl Daemon {
                 Some(Fault::bare(format!("disk {name} is being removed"))),
             ),
             life => match life.unserved() {
+                // Its life is ahead of its export for a moment.
+                None if slot.export().is_none() => (
+                    DiskState::Waiting,
+                    Some(Fault::bare("the export is being set up")),
+                ),
                 None => (DiskState::Attached, served()),
                 Some(Unserved::Waiting(e)) => (DiskState::Waiting, Some(e.clone().into())),
                 Some(Unserved::Refused { why, .. }) => {

@@ -273,35 +273,78 @@ impl Client {
     }
 }
 
-#[test]
-fn a_third_protocol_takes_one_line() {
-    let dir = tempfile::tempdir().unwrap();
-    let flash = dir.path().join("flash");
+/// A daemon on a new pool in `dir`.
+fn started(dir: &Path) -> Arc<Daemon> {
+    let flash = dir.join("flash");
     let create = hearth_daemon::pool::CreateOptions {
         size: Some(64 << 20),
         ..Default::default()
     };
     hearth_daemon::pool::create(&flash, &create).unwrap();
-    let daemon = Daemon::start(&Options {
+    Daemon::start(&Options {
         flash: vec![flash],
         threads: 1,
-        images: dir.path().join("images"),
-        state_dir: Some(dir.path().join("state")),
+        images: dir.join("images"),
+        state_dir: Some(dir.join("state")),
         ..Options::default()
     })
-    .unwrap();
-    let add = |name: &str| -> DiskInfo {
-        let origin = dir.path().join(format!("{name}.raw"));
-        let file = std::fs::File::create(&origin).unwrap();
-        file.set_len(16 << 20).unwrap();
-        let mut disk = DiskAdd {
-            name: name.to_owned(),
-            origin: origin.display().to_string(),
-            ..DiskAdd::default()
-        };
-        disk.settings.clients = Some(1);
-        daemon.add(disk).unwrap()
+    .unwrap()
+}
+
+/// Adds a disk with an origin in `dir`.
+fn added(daemon: &Arc<Daemon>, dir: &Path, name: &str) -> DiskInfo {
+    let origin = dir.join(format!("{name}.raw"));
+    let file = std::fs::File::create(&origin).unwrap();
+    file.set_len(16 << 20).unwrap();
+    let mut disk = DiskAdd {
+        name: name.to_owned(),
+        origin: origin.display().to_string(),
+        ..DiskAdd::default()
     };
+    disk.settings.clients = Some(1);
+    daemon.add(disk).unwrap()
+}
+
+/// Records the state that a disk is reported in when it becomes visible to clients.
+struct Watcher {
+    daemon: Arc<Daemon>,
+    states: Mutex<Vec<DiskState>>,
+}
+
+impl Exporter for Watcher {
+    fn protocol(&self) -> Protocol {
+        PLAIN
+    }
+    fn offer(&self, volume: Arc<dyn Volume>) -> Result<(), Fault> {
+        let info = self.daemon.disk(volume.name()).unwrap();
+        self.states.lock().unwrap().push(info.state);
+        Ok(())
+    }
+    fn withdraw(&self, _name: &str) {}
+    fn close(&self) {}
+}
+
+/// A client that waits until a disk is attached must find it.
+#[test]
+fn disk_is_attached_only_once_offered() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = started(dir.path());
+    let watcher = Arc::new(Watcher {
+        daemon: daemon.clone(),
+        states: Mutex::default(),
+    });
+    daemon.exports().register(watcher.clone());
+    let info = added(&daemon, dir.path(), "vm1");
+    assert_eq!(info.state, DiskState::Attached);
+    assert_eq!(*watcher.states.lock().unwrap(), [DiskState::Waiting]);
+    daemon.shut_down(StopReason::Signal).unwrap();
+}
+
+#[test]
+fn a_third_protocol_takes_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = started(dir.path());
+    let add = |name: &str| added(&daemon, dir.path(), name);
     add("before");
     let host = Site::new(dir.path(), Rights::default(), daemon.reactors().clone());
     let plain = Arc::new(Plain::start(&*host).unwrap());

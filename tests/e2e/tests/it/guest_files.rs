@@ -108,6 +108,9 @@ fn what_is_wrong_is_noticed() -> Result<()> {
     Ok(())
 }
 
+/// Exists in the guest once any work has ended.
+const ENDED: &str = "/tmp/ended";
+
 /// A guest with two clients of a datastore.
 struct Clients {
     guest: Machine,
@@ -136,7 +139,8 @@ impl Clients {
 
     fn start(&mut self, what: &str, seed: u64, operations: u64, places: &str) -> Result<Job> {
         self.guest.start(&format!(
-            "{WORK}='{what} {seed} {operations} {places}' RUST_BACKTRACE=0 /run/work --exact guest_files::work_for_another --nocapture"
+            "{WORK}='{what} {seed} {operations} {places}' RUST_BACKTRACE=0 /run/work --exact guest_files::work_for_another --nocapture; \
+             status=$?; touch {ENDED}; (exit $status)"
         ))
     }
 
@@ -224,8 +228,8 @@ fn names_are_what_two_clients_were_answered_while_the_daemon_is_killed() -> Resu
         let goal = operations * kill / (kills + 1);
         let reached = |n| format!("test $(cat /tmp/done{n} 2>/dev/null || echo 0) -ge {goal}");
         let both = format!("{} && {}", reached(0), reached(1));
-        // Or one of them has ended before.
-        let more = format!("{{ {both}; }} || ! pidof work >/dev/null");
+        // Or one of them failed before.
+        let more = format!("{{ {both}; }} || test -e {ENDED}");
         kernel_client::wait_until(&mut clients.guest, address.port(), &more)?;
         let waited = clients.guest.run(&both);
         if let Err(e) = waited {
