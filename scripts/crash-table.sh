@@ -10,5 +10,5 @@ if [[ -z ${HEARTH_BIN:-} ]]; then
     cargo build --release --locked -p hearth
     export HEARTH_BIN="$(target_dir)/release/hearth"
 fi
-export CRASH_TABLE=$file RUST_LIB_BACKTRACE=0
+export CRASH_TABLE="$file" RUST_LIB_BACKTRACE=0
 e2e_tests --only crash_table

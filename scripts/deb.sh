@@ -87,7 +87,7 @@ id=$(readelf -n "$hearth" | sed -n 's/.*Build ID: //p')
 tree=$work/dbgsym
 file=$tree/usr/lib/debug/.build-id/${id:0:2}/${id:2}.debug
 install -d "$(dirname -- "$file")" "$tree/DEBIAN" "$tree/usr/share/doc"
-if [[ -e $hearth.debug ]] && readelf -n "$hearth.debug" | grep -q "Build ID: $id"; then
+if [[ -e $hearth.debug ]] && readelf -n "$hearth.debug" | grep "Build ID: $id" >/dev/null; then
     install -m 644 "$hearth.debug" "$file"
 else
     objcopy --only-keep-debug --compress-debug-sections "$hearth" "$file"

@@ -62,7 +62,7 @@ split_debug() {
         note "no objcopy (package binutils): $binary keeps its debug information"
         return 0
     fi
-    readelf -SW "$binary" | grep -qE '[.]debug_(info|line)' || return 0
+    readelf -SW "$binary" | grep -E '[.]debug_(info|line)' >/dev/null || return 0
     objcopy --only-keep-debug --compress-debug-sections "$binary" "$binary.debug"
     (cd "$(dirname -- "$binary")" && objcopy --strip-debug --add-gnu-debuglink="${binary##*/}.debug" "${binary##*/}" "${binary##*/}.stripped")
     mv -f "$binary.stripped" "$binary"
