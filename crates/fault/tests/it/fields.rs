@@ -26,7 +26,7 @@ const BARE: &[(&str, usize)] = &[
     ("crates/console/src/paths.rs", 1),
     ("crates/console/src/server.rs", 10),
     ("crates/daemon/src/daemon/pins.rs", 3),
-    ("crates/daemon/src/daemon/report.rs", 2),
+    ("crates/daemon/src/daemon/report.rs", 3),
     ("crates/engine/src/engine/disks.rs", 3),
     ("crates/engine/src/flash/checkpoint.rs", 1),
     ("crates/format/src/error.rs", 2),
