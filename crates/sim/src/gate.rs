@@ -4,7 +4,7 @@
 //! Random worlds reach a rare path, or catch a fault, once in hundreds or thousands of seeds. A long run ([`record`])
 //! searches for such seeds and stores them in `seeds/recorded.txt`; [`run`] and [`is_caught`] start with those. A
 //! change of the engine shifts what later random numbers decide, so that recorded seeds go stale. Then the
-//! gate falls back on the search, which is slower and proves the same, and names what is stale.
+//! gate falls back on the search, which is slower and proves the same, and prints a notice.
 
 use crate::paths::Taken;
 use crate::profile::{MIXED, PROFILES};
