@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the release binary, target/release/hearth, without debug information. That is in hearth.debug beside it, where
+# Builds the release binary, target/release/hearth, without debug information. hearth.debug in the same directory has it, where
 # gdb and backtraces find it.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh

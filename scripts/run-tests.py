@@ -124,7 +124,7 @@ def tests_of(program, package, source):
 
 
 def run_all(tests, jobs, verbose):
-    """Runs all tests; the order is that of `tests`, as far as their resources allow."""
+    """Runs all tests, in the given order where their resources allow it."""
     waiting, running, ended = list(tests), [], []
 
     def cut_off(number, _):

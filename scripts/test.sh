@@ -114,7 +114,7 @@ build_console
 part "Build and lints"
 if command -v clippy-driver >/dev/null; then
     # Clippy as the compiler of the workspace: a separate `cargo clippy` would check every dependency and every crate
-    # of the workspace once more.
+    # of the workspace once more. cargo-clippy passes its flags with this separator.
     export RUSTC_WORKSPACE_WRAPPER=clippy-driver
     export CLIPPY_ARGS="-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
 else

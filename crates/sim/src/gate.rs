@@ -80,13 +80,6 @@ pub struct Outcome {
     pub searched: u64,
 }
 
-impl Outcome {
-    /// Paths that no world reached.
-    pub fn missing(&self) -> Vec<&'static str> {
-        self.summary.totals.paths.missing().collect()
-    }
-}
-
 /// Runs the fixed worlds on `jobs` threads, then more of them while paths are missing.
 pub fn run(jobs: usize, progress: &(dyn Fn(u64, usize) + Sync)) -> Outcome {
     let mut summary = Summary::default();

@@ -133,7 +133,7 @@ fn put(data: &mut [u8], disk: usize, blocks: Range<u64>, version: u64) {
     data[at..at + new.len()].copy_from_slice(&new);
 }
 
-/// What the build was told of a disk, as tests/e2e/tests/it/old_builds.rs told it.
+/// Settings of a disk, as tests/e2e/tests/it/old_builds.rs passed them to that build.
 fn known(disk: usize, left: Left) -> Vec<u8> {
     let mut data = fill(disk, 0..BLOCKS, 1);
     put(&mut data, disk, 8..24, 2);

@@ -46,9 +46,9 @@ fn every_fault_is_caught() {
     );
 }
 
-/// What is counted wrongly harms nobody at once, so the oracle does not see it.
+/// A wrong count changes no answer at first, so the oracle does not detect it.
 #[test]
-fn a_wrong_count_is_caught_by_counting_again_and_by_nothing_else() {
+fn wrong_count_is_caught_by_recount_only() {
     for fault in Fault::BY_COUNTS {
         let profile = match fault {
             Fault::GivenUpStaysPinned => "flash-death",
