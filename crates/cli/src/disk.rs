@@ -455,6 +455,18 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     for file in &d.chain {
         line("lies on", plain(file));
     }
+    if !d.device.is_empty() {
+        line("device", plain(&d.device));
+    }
+    if let Some(check) = d.check {
+        line(
+            "cache check",
+            format!(
+                "{} of {} cached blocks were compared with the origin; until that ends, reads come from the origin and nothing is written back",
+                check.compared, check.cached
+            ),
+        );
+    }
     line("size", format!("{} ({} bytes)", human(d.size), d.size));
     line("mode", d.settings.mode.word().to_owned());
     if let Some(order) = &d.order {

@@ -215,6 +215,56 @@ pub fn is_found(text: &str, size: u64) -> bool {
     parse(text).is_ok_and(|spec| hearth_origin::is_there(&spec, size))
 }
 
+/// True if the origin's times show every change while nothing served it. A mirror's legs are judged one by one where they are
+/// opened; here counts whether all of them are files.
+pub fn has_times(record: &DiskRecord, device: &Device, now: Option<&OriginIdentity>) -> bool {
+    let legs = parse(&record.origin)
+        .ok()
+        .and_then(|spec| hearth_origin::legs(&spec));
+    match legs {
+        Some(legs) => legs.iter().all(|leg| {
+            let path = hearth_origin::local_path(leg);
+            path.is_some_and(|path| path.is_file())
+        }),
+        None => !device.is_device() && now.is_some_and(|now| now.mtime_ns != 0),
+    }
+}
+
+/// The same origin with names of block devices that outlive a reboot; `None` if all have.
+pub fn stable(spec: &OriginSpec) -> Option<OriginSpec> {
+    let renamed = |part: &OriginSpec| {
+        let Source::File(path) = &part.source else {
+            return None;
+        };
+        let source = Source::File(hearth_io::identity::stable_path(path)?);
+        Some(OriginSpec {
+            source,
+            ..part.clone()
+        })
+    };
+    let Some(legs) = hearth_origin::legs(spec) else {
+        return renamed(spec);
+    };
+    let stable: Vec<OriginSpec> = legs
+        .iter()
+        .map(|leg| renamed(leg).unwrap_or_else(|| leg.clone()))
+        .collect();
+    (stable != legs)
+        .then(|| hearth_origin::mirror(&stable).parse().ok())
+        .flatten()
+}
+
+/// What identifies the block device of a disk's origin, over reboots; empty if nothing does.
+pub fn device_identity(record: &DiskRecord) -> String {
+    let spec = parse(&record.origin).ok();
+    let path = spec.and_then(|spec| hearth_origin::local_path(&spec));
+    let mut found = path
+        .and_then(|path| hearth_io::identity::identity(&path))
+        .unwrap_or_default();
+    found.truncate(hearth_format::DEVICE_MAX);
+    found
+}
+
 /// True if both paths lead to the same data, whatever they are.
 fn is_same_data(a: &Path, b: &Path) -> bool {
     let (Ok(a), Ok(b)) = (beneath(a), beneath(b)) else {

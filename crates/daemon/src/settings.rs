@@ -19,7 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use crate::api::types::CacheMode;
+use crate::api::types::{CacheMode, OnStart};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result};
 use crate::exports::DiskExport;
@@ -42,6 +42,8 @@ pub const MAX_AGE: std::ops::RangeInclusive<f64> = 1.0..=1_000_000.0;
 pub enum Takes {
     /// A cache mode.
     Mode,
+    /// An answer to what happens at a start.
+    OnStart,
     /// Bytes.
     Size,
     /// Seconds, perhaps with a fraction.
@@ -330,6 +332,15 @@ settings! {
         engine: |daemon, record| daemon.engine().set_max_age(record.id, max_age_ns(record)),
         ..QUIET
     };
+    /// What becomes of cached blocks at a start, where the origin may have changed and does not show it: a block device,
+    /// an NBD export, a file after a crash.
+    on_start: OnStart = |record| on_start_of(record.on_start), Setting {
+        takes: Takes::OnStart,
+        help: "Cached blocks at a start, where the origin does not show whether it changed: sample compares some of them before they count, drop begins with an empty cache, keep uses them at once",
+        help_add: " [default: sample]",
+        set: |record, value| put(&mut record.on_start, value, |on_start| Ok(on_start_to(on_start))),
+        ..QUIET
+    };
     /// Most clients (processes, not connections) at a time; 0, the default, means any number.
     clients: u32, shown as "client_limit" = |record| record.clients, Setting {
         takes: Takes::Count,
@@ -342,6 +353,22 @@ settings! {
         },
         ..QUIET
     };
+}
+
+fn on_start_of(kept: hearth_format::OnStart) -> OnStart {
+    match kept {
+        hearth_format::OnStart::Sample => OnStart::Sample,
+        hearth_format::OnStart::Drop => OnStart::Drop,
+        hearth_format::OnStart::Keep => OnStart::Keep,
+    }
+}
+
+fn on_start_to(asked: OnStart) -> hearth_format::OnStart {
+    match asked {
+        OnStart::Sample => hearth_format::OnStart::Sample,
+        OnStart::Drop => hearth_format::OnStart::Drop,
+        OnStart::Keep => hearth_format::OnStart::Keep,
+    }
 }
 
 /// A record with what holds where nothing is said.
@@ -669,6 +696,7 @@ mod tests {
         for setting in SETTINGS {
             let value = match setting.takes {
                 Takes::Mode => json!("write-around"),
+                Takes::OnStart => json!("keep"),
                 Takes::Size => json!(65536),
                 Takes::Seconds | Takes::Age => json!(7.5),
                 Takes::Count => json!(3),

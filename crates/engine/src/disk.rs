@@ -111,6 +111,11 @@ pub(crate) struct Disk {
     pub moved_ord: u64,
     /// It is on its way onto flash alone: nothing of it is written back, and no copies of its origin are made.
     pub held: bool,
+    /// The origin may have changed since its clean copies were made. Until they were compared with it
+    /// they answer no reads, and nothing is written back: it may be another disk.
+    pub unverified: bool,
+    /// Its clean copies are being dropped; ranges where that has still to be done.
+    pub dropping: Option<Vec<(u64, u64)>>,
     /// Newest eviction of a segment in which a copy went. No record says so: until the segment is free,
     /// a crash brings the copy back.
     pub evicted: u64,
@@ -240,6 +245,8 @@ impl Disk {
             voiding: None,
             moved_ord: 0,
             held: false,
+            unverified: false,
+            dropping: None,
             drain: false,
             own_hand: 0,
             cached: 0,
@@ -375,7 +382,8 @@ impl Disk {
 
     /// True if the disk has something that the destager may have to bring to the origin.
     pub fn owes_destager(&self) -> bool {
-        self.attached && self.has_origin() && !self.held && !self.fenced && self.is_dirty()
+        let barred = self.held || self.fenced || self.unverified && self.dropping.is_none();
+        self.attached && self.has_origin() && !barred && self.is_dirty()
     }
 
     /// The same, and nothing speaks against it now. What an origin that hangs is given only comes back to

@@ -8,6 +8,7 @@ mod disks;
 mod open;
 mod report;
 mod sample;
+mod verify;
 mod without;
 
 use crate::api::{Effects, FlashFault, Request};
@@ -20,7 +21,7 @@ pub use devices::{AreaRefused, Emptying};
 pub use disks::ControlError;
 pub use open::{KnownDisk, OpenError, OpenReport, OpenedFrom};
 pub use report::{DiskStatus, OrderStatus};
-pub use sample::Owed;
+pub use sample::{Owed, STRETCH, Sample};
 pub use without::{FailedAlone, Hindrance, LeftWithout};
 
 /// The cache engine of one pool.

@@ -276,11 +276,23 @@ pub enum Fault {
     GoneEarly,
     /// Believe clean blocks that were on a lost device in the one that took its place.
     BelieveBehind,
+    /// Answer reads from clean copies that were not compared with an origin that may have changed.
+    ServeUnverified,
+    /// Take the clean copies of a disk for verified when it is attached.
+    AttachVerifies,
+    /// Do not log that clean copies which differ from the origin are void.
+    DropUnrecorded,
+    /// Call clean copies dropped before that is durable.
+    DropUndurable,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 90] = [
+    pub const BY_WORLDS: [Fault; 94] = [
+        Fault::ServeUnverified,
+        Fault::AttachVerifies,
+        Fault::DropUndurable,
+        Fault::DropUnrecorded,
         Fault::BelieveBelowFloor,
         Fault::ClosedInOnePiece,
         Fault::HeadsSwapped,

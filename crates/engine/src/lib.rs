@@ -31,7 +31,7 @@ pub use cache::index;
 pub use core::EngineOptions;
 pub use engine::{
     AreaRefused, ControlError, DiskStatus, Emptying, Engine, FailedAlone, Hindrance, KnownDisk,
-    LeftWithout, OpenError, OpenReport, OpenedFrom, OrderStatus, Owed,
+    LeftWithout, OpenError, OpenReport, OpenedFrom, OrderStatus, Owed, STRETCH, Sample,
 };
 pub use flash::checkpoint::CheckpointError;
 pub use flash::durable::FLUSH_AFTER_BYTES;

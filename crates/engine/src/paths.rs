@@ -33,6 +33,9 @@ macro_rules! paths {
 }
 
 paths! {
+    CopiesUnverified: "clean copies answer no reads until they were compared with the origin",
+    CopiesVerified: "clean copies were compared with the origin and answer reads again",
+    CopiesDropped: "clean copies of a served disk are void because its origin changed",
     CleanFloorRaised: "clean copies below the floor are given up so that intents are needless",
     CleanFloorApplied: "a start drops a clean copy because it lies below the floor",
     OldestWaitsNoMore: "the oldest segment of a starved log is empty, and goes without its records",

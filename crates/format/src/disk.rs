@@ -20,6 +20,8 @@ pub const NAME_MAX: usize = 64;
 pub const ORIGIN_MAX: usize = 4096;
 /// Most bytes of the names of the files below an image, one line break after each but the last.
 pub const CHAIN_MAX: usize = 32 << 10;
+/// Most bytes of what identifies an origin's block device.
+pub const DEVICE_MAX: usize = 512;
 /// Most fields of a disk, known and unknown.
 pub const FIELDS_MAX: usize = 64;
 /// Field tags with this bit must be understood by whoever reads the disk.
@@ -62,8 +64,11 @@ mod tag {
     pub const MAX_AGE: u16 = 26;
     /// An older version caches the disk as any other.
     pub const PIN: u16 = 27;
+    /// An older version compares little with the origin.
+    pub const ON_START: u16 = 28;
+    pub const DEVICE: u16 = 29;
     /// The last number this version knows.
-    pub const LAST: u16 = 27;
+    pub const LAST: u16 = 29;
 }
 
 /// How a disk is cached.
@@ -98,6 +103,19 @@ pub enum Home {
     /// On its origin, which it was given while it lived on flash, and which does not have everything yet. An older version
     /// refuses the pool.
     Moving = 3,
+}
+
+/// What becomes of the clean copies of a disk at a start, where its origin may have changed and does not show it.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStart {
+    /// They are used when a sample of them was compared with the origin.
+    #[default]
+    Sample = 0,
+    /// They are dropped.
+    Drop = 1,
+    /// They are used at once.
+    Keep = 2,
 }
 
 /// What an origin looked like when its disk was last detached: if it differs at the next
@@ -180,6 +198,11 @@ pub struct DiskRecord {
     pub max_age_ms: u32,
     /// All of it is to be on flash, and stay there.
     pub pin: bool,
+    /// What becomes of clean copies at a start, where the origin does not show whether it changed.
+    pub on_start: OnStart,
+    /// What identified the origin's block device when it was attached last, at most [`DEVICE_MAX`] bytes; empty if
+    /// nothing does.
+    pub device: String,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -249,6 +272,8 @@ impl DiskRecord {
             "it has no origin"
         } else if self.origin.len() > ORIGIN_MAX {
             "its origin is longer than 4096 bytes"
+        } else if self.device.len() > DEVICE_MAX {
+            "what identifies its origin is longer than 512 bytes"
         } else if self.block_size != 0
             && !(self.block_size.is_power_of_two() && (4096..=1 << 20).contains(&self.block_size))
         {
@@ -363,6 +388,12 @@ impl DiskRecord {
         if self.pin {
             field(out, tag::PIN, &[1]);
         }
+        if self.on_start != OnStart::Sample {
+            field(out, tag::ON_START, &[self.on_start as u8]);
+        }
+        if !self.device.is_empty() {
+            field(out, tag::DEVICE, self.device.as_bytes());
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -450,6 +481,16 @@ impl DiskRecord {
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
             tag::PIN => self.pin = flag(tag, bytes)?,
             tag::MAX_AGE => self.max_age_ms = u32::from_le_bytes(exact(tag, bytes)?),
+            tag::ON_START => {
+                let [raw] = exact(tag, bytes)?;
+                self.on_start = match raw {
+                    0 => OnStart::Sample,
+                    1 => OnStart::Drop,
+                    2 => OnStart::Keep,
+                    _ => return Err(newer(format!("what happens at a start: {raw}"))),
+                };
+            }
+            tag::DEVICE => self.device = text(tag, bytes)?,
             tag::DATASTORE => self.datastore = text(tag, bytes)?,
             tag::MIRROR => self.mirror = Some(MirrorStamps::decode(bytes)?),
             tag::HOME => {

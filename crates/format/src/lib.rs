@@ -37,7 +37,9 @@ pub use beside::{IdSet, PoolNotes};
 pub use checkpoint::{CheckpointHeader, Section};
 pub use datastore::DatastoreRecord;
 pub use devices::{DeviceEntry, Members, Misfit};
-pub use disk::{CacheMode, DISK_ID_MAX, DiskRecord, Home, OriginIdentity, check_name};
+pub use disk::{
+    CacheMode, DEVICE_MAX, DISK_ID_MAX, DiskRecord, Home, OnStart, OriginIdentity, check_name,
+};
 pub use entry::{Entry, Kind, Mark};
 pub use error::FormatError;
 pub use foreign::{Found, identify};

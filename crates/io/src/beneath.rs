@@ -142,7 +142,7 @@ fn block_number(meta: &fs::Metadata) -> Option<u64> {
     meta.file_type().is_block_device().then(|| meta.rdev())
 }
 
-fn text(path: &Path) -> Option<String> {
+pub(crate) fn text(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
 }
 

@@ -14,6 +14,7 @@ pub mod fault;
 pub mod file;
 mod hardware;
 mod helper;
+pub mod identity;
 mod lock;
 pub mod media;
 pub mod model;

@@ -20,7 +20,8 @@ pub const MIXED_WORLDS: u64 = 1000;
 /// Worlds of each profile in [`OWN_RUNS`], from seed 0.
 pub const OWN_WORLDS: u64 = 60;
 /// `mixed` never chooses these profiles: pools of several devices, and devices that hang or corrupt blocks.
-pub const OWN_RUNS: [&str; 10] = [
+pub const OWN_RUNS: [&str; 11] = [
+    "changed-origins",
     "devices",
     "devices-fail",
     "devices-change",
@@ -168,6 +169,10 @@ fn profile(fault: Fault) -> &'static str {
     match fault {
         // A log is starved so rarely that only the profile made for it will do.
         Fault::StarveForever => "full",
+        Fault::ServeUnverified
+        | Fault::AttachVerifies
+        | Fault::DropUnrecorded
+        | Fault::DropUndurable => "changed-origins",
         Fault::EvictDirty | Fault::ZeroKeepsCopies | Fault::WriteKeepsZeros => "calm",
         Fault::ForgetInHead | Fault::WritePastDirty | Fault::WritePastUndurablyClean => "change",
         Fault::EvictKept => "flash-only-pressed",

@@ -8,6 +8,7 @@
 //! Here is the course of it; beside it the trouble that is made, the changes that are asked for, how lives end and
 //! begin, and the reckoning.
 
+mod changed;
 mod changes;
 mod ends;
 pub(crate) mod held;

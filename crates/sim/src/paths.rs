@@ -56,6 +56,8 @@ events! {
     DeviceEmptied: "a flash device is emptied to be taken out",
     Reshaped: "flash devices come, go or are replaced",
     ReshapeCutOff: "the power fails while flash devices are changed",
+    OriginChanged: "something else writes an origin while nothing serves it",
+    CopiesOfChangedDropped: "the clean copies of a disk are dropped while it is served, because its origin changed",
     AreaSet: "segments are set aside and written by somebody else",
     AreaBack: "an area is given back",
     AreaCutOff: "a crash while an area is set aside or given back",

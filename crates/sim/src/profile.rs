@@ -94,6 +94,8 @@ pub struct Profile {
     pub twice: bool,
     /// Of 100 starts, before how many a device of such a pool is replaced; while it is served as often, in a life.
     pub replace: u64,
+    /// Of 100 starts, before how many something else has written the origin of a disk; 0: that is asked at no start.
+    pub changed_origins: u64,
 }
 
 /// No trouble.
@@ -140,10 +142,11 @@ pub(crate) const CALM: Profile = Profile {
     areas: false,
     twice: false,
     replace: 0,
+    changed_origins: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 44] = [
+pub const PROFILES: [Profile; 45] = [
     CALM,
     Profile {
         name: "restart",
@@ -574,6 +577,22 @@ pub const PROFILES: [Profile; 44] = [
         ..CALM
     },
     Profile {
+        name: "changed-origins",
+        about: "origins that something else writes while nothing serves them, and crashes (not part of mixed)",
+        modes: [3, 2, 2, 0],
+        lives: (3, 8),
+        requests: (20, 160),
+        crash: 60,
+        slow: 20,
+        change: 8,
+        absent: 10,
+        heavy: 30,
+        trouble: 10,
+        call_off: 10,
+        changed_origins: 50,
+        ..CALM
+    },
+    Profile {
         name: "ordered",
         about: "ordered disks, with crashes: what an origin alone would be after a power cut",
         modes: [1, 0, 0, 0],
@@ -747,7 +766,7 @@ pub const PROFILES: [Profile; 44] = [
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0, 0, 0,
+    0, 0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0, 0, 0,
 ];
 
 /// The name that lets the seed choose.

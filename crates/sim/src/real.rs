@@ -465,6 +465,12 @@ impl Subject for RealSubject {
         let blocks = offset / BLOCK..(offset + len).div_ceil(BLOCK);
         self.engine.clean_sums(id, blocks)
     }
+    fn set_verified(&self, id: DiskId, verified: bool) {
+        self.engine.set_verified(id, verified);
+    }
+    fn drop_clean(&self, id: DiskId) -> Result<bool, String> {
+        retry(self.engine.drop_clean(id)).map(|done| done.is_some())
+    }
     fn whole(&self, id: DiskId) -> bool {
         let status = self.engine.status(id);
         status.is_none_or(|s| s.owed_blocks() == 0 && s.drained && s.in_flight == 0)

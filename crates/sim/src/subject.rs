@@ -139,6 +139,12 @@ pub trait Subject {
     fn clean_sums(&self, _id: DiskId, _offset: u64, _len: u64) -> Vec<(u64, u32)> {
         Vec::new()
     }
+    /// Says whether the clean copies of a disk equal its origin.
+    fn set_verified(&self, _id: DiskId, _verified: bool) {}
+    /// Drops the clean copies of a disk that is served. False: not now, try again.
+    fn drop_clean(&self, _id: DiskId) -> Result<bool, String> {
+        Ok(true)
+    }
     /// Nothing of it is on flash that its origin lacks, nor will be of what was asked so far.
     fn whole(&self, _id: DiskId) -> bool {
         false

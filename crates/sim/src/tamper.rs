@@ -441,7 +441,7 @@ impl Life {
             let _ = self.engine.stats(disk.id, self.now);
             let _ = self
                 .engine
-                .sample_clean(disk.id, std::slice::from_ref(&(0..DISK_BLOCKS)), 16);
+                .clean_within(disk.id, std::slice::from_ref(&(0..DISK_BLOCKS)), 16);
             let mut extents = Vec::new();
             self.engine
                 .block_status(disk.id, 0, disk.size, &mut extents);

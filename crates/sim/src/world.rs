@@ -98,6 +98,11 @@ pub(crate) struct Disk {
     pub late: Option<u64>,
     /// Whether what flash holds of it is older than its origin must be asked before it is attached.
     pub distrusted: bool,
+    /// Its clean copies have to be compared with its origin; one was found to differ.
+    pub unverified: bool,
+    pub dropping: bool,
+    /// When that comparison ends at the latest.
+    pub compared_by: Option<u64>,
     /// Beside the flash it is noted that something may be dirty there; and it was found whole since.
     pub maybe_dirty: bool,
     pub whole_before: bool,
@@ -500,6 +505,9 @@ impl<'a> World<'a> {
             kept: false,
             late: None,
             distrusted: false,
+            unverified: false,
+            dropping: false,
+            compared_by: None,
             maybe_dirty: false,
             whole_before: false,
             owed: BTreeSet::new(),

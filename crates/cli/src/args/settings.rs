@@ -78,6 +78,7 @@ impl<const ADD: bool> Settings<ADD> {
                 .value_parser(value_parser!(Mode))
                 .default_value("write-back"),
             Takes::Mode => option.value_parser(value_parser!(Mode)),
+            Takes::OnStart => option.value_parser(["sample", "drop", "keep"]),
             Takes::Size => option.value_parser(parse_size).value_name("SIZE"),
             Takes::Seconds => option.value_parser(parse_timeout).value_name("SECONDS"),
             Takes::Age => option.value_parser(parse_age).value_name("TIME"),
@@ -92,6 +93,7 @@ impl<const ADD: bool> Settings<ADD> {
         };
         match setting.takes {
             Takes::Mode => option.value_name("MODE"),
+            Takes::OnStart => option.value_name("WHAT"),
             Takes::Switch if !ADD => option.value_name(setting.name.to_uppercase()),
             _ => option,
         }
@@ -104,6 +106,7 @@ impl<const ADD: bool> Settings<ADD> {
             Takes::Mode => matches
                 .get_one::<Mode>(name)
                 .map(|mode| json!(CacheMode::from(*mode))),
+            Takes::OnStart => matches.get_one::<String>(name).map(|word| json!(word)),
             Takes::Size => matches.get_one::<Size>(name).map(|size| json!(size.0)),
             Takes::Seconds | Takes::Age => matches.get_one::<f64>(name).map(|n| json!(n)),
             Takes::Count => matches.get_one::<u32>(name).map(|n| json!(n)),
@@ -163,6 +166,7 @@ mod tests {
             let option = format!("--{}", setting.name.replace('_', "-"));
             let (word, value) = match setting.takes {
                 Takes::Mode => ("off", json!("off")),
+                Takes::OnStart => ("keep", json!("keep")),
                 Takes::Size => ("64K", json!(65536)),
                 Takes::Seconds => ("7.5", json!(7.5)),
                 Takes::Age => ("2m", json!(120.0)),

@@ -237,6 +237,19 @@ impl DiskState {
     }
 }
 
+/// What becomes of the cached blocks of a disk at a start, where its origin may have changed and does not show it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnStart {
+    /// They are used when a sample of them was compared with the origin.
+    #[default]
+    Sample,
+    /// They are dropped.
+    Drop,
+    /// They are used at once.
+    Keep,
+}
+
 /// A range of bytes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ByteRange {
@@ -405,6 +418,13 @@ pub struct DiskInfo {
     /// What happened when it was attached and the user should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
+    /// How far its cached blocks were compared with the origin, which may have changed while nothing served it. Until that
+    /// ends, reads come from the origin and nothing is written back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<CacheCheck>,
+    /// What identifies the origin's block device: a WWN, serial number, volume UUID or the inode below a loop device.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device: String,
     /// Bytes of it on flash.
     pub cached: u64,
     /// Bytes of it that the origin does not have yet; zeroed and discarded ranges, which take no
@@ -452,6 +472,15 @@ pub struct DiskInfo {
     /// Why the last flush or removal ended before it was done, unless somebody called it off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incomplete: Option<ErrorBody>,
+}
+
+/// How far the cached blocks of a disk were compared with its origin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CacheCheck {
+    /// Blocks that are equal so far.
+    pub compared: u64,
+    /// Clean blocks that are cached.
+    pub cached: u64,
 }
 
 /// Where a disk is to be: one of the two.

@@ -21,7 +21,7 @@ use super::admission::Ownership;
 use super::control::refused;
 use super::course::{Attempt, Turn};
 use super::{Daemon, Slot, lock};
-use crate::api::types::Trust;
+use crate::api::types::{CacheCheck, Trust};
 use crate::error::{Error, Kind, Result};
 use crate::life::{Event, Life, Unserved};
 use crate::origin;
@@ -32,9 +32,11 @@ use crate::workers::{Class, Spot};
 
 mod judge;
 mod sizes;
+mod verify;
 
 use judge::{Judged, Looks};
 pub(super) use sizes::{MeasuredSpots, shrank};
+pub(super) use verify::{Check, Checks};
 
 /// Longest a start waits for origins; those that are slower appear later.
 const ATTACH_TIME: Duration = Duration::from_secs(5);
@@ -92,6 +94,12 @@ impl Opened {
         }
     }
 
+    /// Nothing will show whether it changed while nothing served it.
+    pub(super) fn has_no_times(&self) -> bool {
+        let has_times = |identity: OriginIdentity| identity.mtime_ns != 0;
+        self.device.is_device() || !self.identity.is_some_and(has_times)
+    }
+
     /// The origin's device.
     pub(super) fn device(&self) -> &Device {
         &self.device
@@ -119,6 +127,7 @@ struct Served {
     notices: Vec<String>,
     /// Dirty blocks must be in the origin before anybody may read.
     reconcile: bool,
+    check: Option<Check>,
 }
 
 impl Daemon {
@@ -319,6 +328,7 @@ impl Daemon {
             (Ok(_), Err(e)) => (Err(e), None),
         };
         let now = self.now_s();
+        let mut to_check = None;
         let mut disks = self.disks.lock();
         let slot = disks.by_id_mut(id)?;
         slot.begin_session(now);
@@ -333,6 +343,10 @@ impl Daemon {
                 slot.device = Some(served.device);
                 slot.session.notices = served.notices;
                 slot.session.clean_fits = clean_fits;
+                if let Some(check) = served.check {
+                    slot.session.check = Some(CacheCheck::default());
+                    to_check = slot.device.clone().zip(Some(check));
+                }
                 Event::Taken {
                     reconcile: served.reconcile,
                 }
@@ -373,6 +387,9 @@ impl Daemon {
         };
         drop(disks);
         self.tell(turn, event);
+        if let Some((device, check)) = to_check {
+            self.check_later(id, device, check);
+        }
         self.look_at_pins();
         rest
     }
@@ -390,6 +407,7 @@ impl Daemon {
             notices,
             reconcile,
             leaving,
+            check,
         } = judged;
         let (id, pool) = (record.id, self.pool.clone());
         // Then there is no promise to take back.
@@ -399,6 +417,7 @@ impl Daemon {
             device.before_first_write(move || announce_writes(pool, id))
         };
         let device = Arc::new(device);
+        self.engine.set_verified(id, check.is_none());
         self.targets.set(Target::Origin(id), Some(device.clone()));
         self.rooms.watch(id, &device);
         if let Err(e) = self.give_engine(crate::settings::config(&record, &device), state) {
@@ -424,6 +443,7 @@ impl Daemon {
             device,
             notices,
             reconcile,
+            check,
         })
     }
 

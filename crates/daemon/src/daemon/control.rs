@@ -653,7 +653,15 @@ impl Control for Arc<Daemon> {
         }
         let mut record = settings::defaults();
         settings::change(&mut record, &disk.settings)?;
-        let spec = origin::parse(&disk.origin)?;
+        let mut disk = disk;
+        let mut spec = origin::parse(&disk.origin)?;
+        let given = std::mem::take(&mut disk.origin);
+        if let Some(stable) = origin::stable(&spec) {
+            spec = stable;
+            disk.origin = spec.to_string();
+        } else {
+            disk.origin.clone_from(&given);
+        }
         origin::check_writable(&spec, record.read_only)?;
         self.check_new(&disk, &spec)?;
         self.check_unused(&disk.origin, &spec)?;
@@ -697,13 +705,30 @@ impl Control for Arc<Daemon> {
         let attempt = Attempt::new(self, &turn);
         record = DiskRecord {
             id: turn.id(),
-            origin: disk.origin,
+            origin: disk.origin.clone(),
             size,
             ..record
         };
+        record.device = origin::device_identity(&record);
+        let is_anonymous =
+            record.mirror.is_none() && record.device.is_empty() && opened.has_no_times();
+        let id = record.id;
         self.admit(&turn, &spec, record, opened)?;
         attempt.end();
         drop(turn);
+        if is_anonymous {
+            self.cache_marks(id, size);
+        }
+        if disk.origin != given {
+            let notice = format!(
+                "the origin is recorded as {}: {given} can be another device after a restart",
+                disk.origin
+            );
+            self.with_slot(&disk.name, |slot| {
+                slot.session.notices.push(notice);
+                Ok(())
+            })?;
+        }
         attached(self.disk_info(&disk.name)?)
     }
 

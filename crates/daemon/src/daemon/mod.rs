@@ -233,6 +233,8 @@ pub struct Daemon {
     disks: Arc<Table<Slot>>,
     /// What their origins lie on. Taken after the table's lock.
     grounds: Mutex<Grounds>,
+    /// Disks whose cached blocks have to be compared with their origins.
+    checks: attach::Checks,
     /// Disks for which flash is kept, or may have to be. Taken alone, or after the table's lock.
     sharing: Mutex<BTreeSet<DiskId>>,
     /// Of the flash; those of a disk are in its slot.
@@ -439,6 +441,7 @@ impl Daemon {
             crowd: Arc::new(Crowd::new(nbd.connections as u64)),
             disks: Arc::default(),
             grounds: Mutex::default(),
+            checks: attach::Checks::default(),
             sharing: Mutex::default(),
             dropped: report.dropped.clone(),
             windows: Mutex::new(Windows::new(0, FlashCounters::default())),

@@ -390,6 +390,8 @@ impl Daemon {
             },
             recording: self.observer.recording(slot.id).map(Into::into),
             progress: slot.session.shown,
+            check: slot.session.check,
+            device: record.device.clone(),
             incomplete: slot.session.incomplete.clone().map(ErrorBody::from),
         }
     }

@@ -11,7 +11,7 @@ use hearth_origin::owner::Claim;
 
 use super::{trouble, watch};
 use crate::api::stats::Counters;
-use crate::api::types::DrainProgress;
+use crate::api::types::{CacheCheck, DrainProgress};
 use crate::error::Error;
 use crate::exports::DiskExport;
 use crate::life::Life;
@@ -37,6 +37,8 @@ pub(super) struct Session {
     /// Every clean cached block was found equal to the origin, so that it may stay once what is dirty
     /// has won.
     pub(super) clean_fits: bool,
+    /// How far its clean copies were compared with the origin, while they do not count.
+    pub(super) check: Option<CacheCheck>,
     /// Bytes of the origin, where it became smaller than the disk while attached.
     pub(super) short: Option<u64>,
     pub(super) windows: Windows<Counters>,
@@ -61,6 +63,7 @@ impl Session {
             share: None,
             kept: 0,
             clean_fits: false,
+            check: None,
             short: None,
             windows: Windows::starting(now, &NOTHING.0),
             latencies: Windows::starting(now, &NOTHING.1),

@@ -359,7 +359,8 @@ impl Daemon {
                     origin::distrust(record);
                 } else if let Some((_, now)) = attached.iter().find(|(id, _)| *id == record.id) {
                     record.origin_identity = Some(*now);
-                    record.clean_detach = true;
+                    // What was not compared is compared at the next start.
+                    record.clean_detach = !self.engine.is_unverified(record.id);
                 }
             }
             Ok(())

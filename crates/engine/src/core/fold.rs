@@ -24,7 +24,7 @@ impl Core {
     /// Tells hits whether there may be any, and how a disk is.
     pub fn publish(&self, id: DiskId) {
         let known = self.disk(id).map(|d| {
-            let plain = d.attached && !d.fenced && d.cfg.mode != Mode::Off;
+            let plain = d.attached && !d.fenced && !d.unverified && d.cfg.mode != Mode::Off;
             Seen {
                 size: if plain { d.cfg.size } else { 0 },
                 fenced: d.fenced,

@@ -117,7 +117,7 @@ impl Core {
         let mut all = self.reqs.iter();
         let past = all
             .any(|(_, r)| r.disk == id && matches!(&r.state, State::Write(write) if write.through));
-        if past || !d.clean_waiters.is_empty() {
+        if past || d.unverified || !d.clean_waiters.is_empty() {
             return Err(ControlError::Busy);
         }
         if !d.held {

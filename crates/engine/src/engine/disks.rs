@@ -77,7 +77,9 @@ impl Engine {
             false => origin,
         };
         core.count_promise(id, cfg.home);
+        let verifies = core.opts.faults.has(Fault::AttachVerifies);
         core.alter(id, |d| {
+            d.unverified &= !verifies;
             d.resize(cfg.size);
             d.cfg = cfg;
             d.attached = true;
@@ -149,6 +151,7 @@ impl Engine {
             d.doubtful.clear();
             d.refused.clear();
             d.refusals.clear();
+            (d.unverified, d.dropping) = (false, None);
         }
         if !core.opts.faults.has(Fault::ForgetInHead) {
             core.flash.roll();

@@ -1,21 +1,25 @@
-//! Clean cached blocks with their checksums, for whoever must know whether an origin is still what
-//! the cache believes.
+//! Clean cached blocks with their checksums, for comparison with an origin that may have changed.
 //!
-//! How many are worth comparing depends on the doubt: a few of the most used tell of a stranger's
-//! writes ([`Engine::sample_clean`]), those cached last tell of an older copy put back, and only all
-//! of them prove that nothing differs.
+//! The blocks that were put on flash last show an older copy of the origin that was put back
+//! ([`Engine::clean_recent`]). The blocks of file systems' and partitions' own structures show that something else wrote
+//! the origin ([`Engine::clean_within`]). Only a comparison of all blocks proves that nothing differs
+//! ([`Engine::clean_spread`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::DiskId;
 use crate::cache::index::Key;
 use crate::engine::Engine;
 
 /// Clean blocks by number in the order of the disk, with their checksums.
-type Sample = Vec<(u64, u32)>;
+pub type Sample = Vec<(u64, u32)>;
 
 /// Slots looked at under one lock: the engine serves others meanwhile.
 const LOOK_MAX: u32 = 1 << 16;
+/// Slots looked at for the blocks that were put on flash last.
+const LOOKS_MAX: usize = 1 << 18;
+/// Blocks of a stretch: what one read of the origin compares.
+pub const STRETCH: u64 = 256;
 
 /// Where the content of a block is that its origin does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,40 +62,21 @@ impl Engine {
         found
     }
 
-    /// Clean cached blocks of a disk with their checksums, for comparison with the origin: those
-    /// within `ranges` (block numbers), then the most used ones, at most `n` of each.
-    pub fn sample_clean(
-        &self,
-        id: DiskId,
-        ranges: &[std::ops::Range<u64>],
-        n: usize,
-    ) -> Vec<(u64, u32)> {
+    /// Clean cached blocks of a disk within `ranges` (block numbers), in order, at most `max`.
+    pub fn clean_within(&self, id: DiskId, ranges: &[std::ops::Range<u64>], max: usize) -> Sample {
         let core = self.core();
-        let mut sample = BTreeMap::new();
+        let mut found = BTreeMap::new();
         for block in ranges.iter().cloned().flatten() {
-            if sample.len() >= n {
+            if found.len() >= max || block >= 1 << 36 {
                 break;
-            }
-            if block >= 1 << 36 {
-                continue;
             }
             if let Some(slot) = core.cache.index.get(Key::new(id, block))
                 && core.cache.index.slot(slot).is_some_and(|s| !s.dirty)
             {
-                sample.insert(block, core.cache.index.crc(slot));
+                found.insert(block, core.cache.index.crc(slot));
             }
         }
-        let slots = core.cache.index.slots();
-        let step = (slots / (n as u32 * 16).max(1)).max(1);
-        let mut hot: Vec<(u64, u64, u32)> = (0..slots)
-            .step_by(step as usize)
-            .filter_map(|slot| core.cache.index.slot(slot).map(|s| (slot, s)))
-            .filter(|(_, s)| s.key.disk() == id && !s.dirty)
-            .map(|(slot, s)| (s.freq, s.key.block(), core.cache.index.crc(slot)))
-            .collect();
-        hot.sort_unstable_by(|a, b| b.cmp(a));
-        sample.extend(hot.into_iter().take(n).map(|(_, block, crc)| (block, crc)));
-        sample.into_iter().collect()
+        found.into_iter().collect()
     }
 
     /// Clean cached blocks of a disk among `blocks`, in order, with their checksums; none that a request is just changing,
@@ -111,15 +96,10 @@ impl Engine {
         blocks.filter_map(sum).collect()
     }
 
-    /// Clean cached blocks of a disk, each list in the order of the disk: `recent` of those that were
-    /// put on flash last, and `spread` others from all over the flash.
-    pub fn sample_widely(&self, id: DiskId, recent: usize, spread: usize) -> (Sample, Sample) {
+    /// Clean cached blocks of a disk that were put on flash last, newest first, at most `max`: what an older copy of the
+    /// origin does not have.
+    pub fn clean_recent(&self, id: DiskId, max: usize) -> Sample {
         let core = self.core();
-        let clean = |slot: u32| {
-            let info = core.cache.index.slot(slot)?;
-            let mine = info.key.disk() == id && !info.dirty;
-            mine.then(|| (info.key.block(), core.cache.index.crc(slot)))
-        };
         let slots = core.cache.index.slots();
         let blocks = core.flash.log.segment_slots;
         let mut newest: Vec<(u64, u32)> = (core.flash.log.segments.iter().map(|s| s.seq))
@@ -128,37 +108,28 @@ impl Engine {
         newest.sort_unstable_by(|a, b| b.cmp(a));
         let segments = newest
             .into_iter()
-            .map(|(_, segment)| segment.saturating_mul(blocks))
-            // As many as hold that many blocks, were all of them this disk's, and some more.
-            .take(recent.div_ceil(blocks.max(1) as usize) * 16 + 1);
+            .map(|(_, segment)| segment.saturating_mul(blocks));
         let latest =
             segments.flat_map(|first| (first..first.saturating_add(blocks).min(slots)).rev());
-        let latest: BTreeMap<u64, u32> = latest.filter_map(clean).take(recent).collect();
-        let mut others = BTreeMap::new();
-        let step = (slots / (spread.max(1) as u32).saturating_mul(16)).max(1);
-        let mut left = spread;
-        // Slots of one step's first round may be other disks': further rounds begin a little later.
-        for round in (0..step).take(16) {
-            for slot in (round..slots).step_by(step as usize) {
-                if left == 0 {
-                    break;
-                }
-                if let Some((block, crc)) = clean(slot)
-                    && !latest.contains_key(&block)
-                    && others.insert(block, crc).is_none()
-                {
-                    left -= 1;
-                }
-            }
-        }
-        (latest.into_iter().collect(), others.into_iter().collect())
+        let clean = latest.take(LOOKS_MAX).filter_map(|slot| {
+            let info = core.cache.index.slot(slot)?;
+            let is_clean = info.key.disk() == id && !info.dirty;
+            is_clean.then(|| (info.key.block(), core.cache.index.crc(slot)))
+        });
+        let mut seen = BTreeSet::new();
+        let once = clean.filter(|(block, _)| seen.insert(*block));
+        once.take(max).collect()
     }
 
-    /// All clean cached blocks of a disk in the order of the disk; `None` if they are more than `most`.
-    /// The disk must not be attached, so that none is added meanwhile.
-    pub fn all_clean(&self, id: DiskId, most: usize) -> Option<Vec<(u64, u32)>> {
-        let mut found = Vec::new();
-        let mut from = 0;
+    /// Clean cached blocks of a disk, in order: all of them, or those of a random choice of its stretches of 1 MiB, so
+    /// that they are at most `max`. Also how many there are in all. The choice depends on `seed`.
+    pub fn clean_spread(&self, id: DiskId, max: usize, seed: u64) -> (Sample, usize) {
+        let mut found: Sample = Vec::new();
+        let (mut all, mut from, mut sparse) = (0, 0, 0u32);
+        let chosen = |block: u64, sparse: u32| {
+            let mixed = (block / STRETCH ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            (mixed ^ mixed >> 32).trailing_zeros() >= sparse
+        };
         loop {
             let core = self.core();
             let slots = core.cache.index.slots();
@@ -168,11 +139,16 @@ impl Engine {
                     && info.key.disk() == id
                     && !info.dirty
                 {
-                    found.push((info.key.block(), core.cache.index.crc(slot)));
+                    all += 1;
+                    if chosen(info.key.block(), sparse) {
+                        found.push((info.key.block(), core.cache.index.crc(slot)));
+                    }
                 }
             }
-            if found.len() > most {
-                return None;
+            drop(core);
+            while found.len() > max && sparse < 64 {
+                sparse += 1;
+                found.retain(|(block, _)| chosen(*block, sparse));
             }
             if to == slots {
                 break;
@@ -180,6 +156,6 @@ impl Engine {
             from = to;
         }
         found.sort_unstable();
-        Some(found)
+        (found, all)
     }
 }

@@ -257,8 +257,9 @@ impl Core {
                 continue;
             }
             if !dirty && self.avoid_flash(disk, mode) {
-                self.miss(id, b, 1, piece(b, 1), Fill::Cached, mode, fx);
-                b += 1;
+                let n = self.clean_run(disk, b, left);
+                self.miss(id, b, n, piece(b, n), Fill::Cached, mode, fx);
+                b += n;
                 continue;
             }
             let mut n = 1u64;
@@ -312,10 +313,24 @@ impl Core {
             || self.disk(disk).is_some_and(|d| d.zero.contains(block))
     }
 
-    /// Should a clean hit go to the origin: the cache is off, flash failed, or flash is slower
-    /// than this disk's own origin just now? One in sixteen still asks flash, to notice when it recovers.
+    /// Clean copies from `block` on, at most `max`; at least one is there.
+    fn clean_run(&self, disk: u16, block: u64, max: u64) -> u64 {
+        let index = &self.cache.index;
+        let is_clean = |block: &u64| {
+            let slot = index.get(Key::new(disk, *block));
+            slot.and_then(|slot| index.slot(slot))
+                .is_some_and(|copy| !copy.dirty)
+        };
+        1 + (block + 1..block + max).take_while(is_clean).count() as u64
+    }
+
+    /// Should a clean hit go to the origin: the cache is off, flash failed, the copies are unverified, or
+    /// flash is slower than this disk's own origin just now? One in sixteen still asks flash, to notice when it
+    /// recovers.
     fn avoid_flash(&mut self, disk: u16, mode: Mode) -> bool {
-        if mode == Mode::Off || !self.flash.takes_writes() {
+        let unverified = self.disk(disk).is_some_and(|d| d.unverified)
+            && !self.opts.faults.has(Fault::ServeUnverified);
+        if mode == Mode::Off || !self.flash.takes_writes() || unverified {
             return true;
         }
         let origin = self.disk(disk).map_or(0, |d| d.origin.read_ns);

@@ -4,8 +4,8 @@ use hearth_format::disk::OriginIdentity;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_format::{
     BATCH_ENTRIES_MAX, BatchHeader, BatchMark, CacheMode, CheckpointHeader, DeviceEntry,
-    DiskRecord, Entry, Extent, FormatError, Home, Kind, Layout, MapHeader, PoolState, Registry,
-    Section, SummaryHeader, Superblock, Uuid, check_name,
+    DiskRecord, Entry, Extent, FormatError, Home, Kind, Layout, MapHeader, OnStart, PoolState,
+    Registry, Section, SummaryHeader, Superblock, Uuid, check_name,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -157,11 +157,13 @@ prop_compose! {
             chain,
             clients,
             fenced_at,
-            datastore,
+            datastore: datastore.clone(),
             mirror: flags[1].then(|| mirror(serial, size_then)),
             home: [Home::Origin, Home::Flash, Home::Scratch, Home::Moving][mode % 4],
             max_age_ms: [0, 30_000, u32::MAX][mode % 3],
             pin: mode % 2 == 1,
+            on_start: [OnStart::Sample, OnStart::Drop, OnStart::Keep][mode % 3],
+            device: datastore,
             unknown,
         }
     }

@@ -165,28 +165,48 @@ fn load(
             let number = sent as u64;
             let data = pattern(block * 65536, len, number);
             let xid = client.send(&Args::durable(disk, block * 65536, &data))?;
-            flying.insert(xid, (block, number));
+            flying.insert(xid, (block, number, len));
             sent += 1;
         }
         let (xid, answer) = client.receive()?.context("the server has hung up")?;
-        Results::of(&answer)?.ok()?;
-        let Some((block, number)) = flying.remove(&xid) else {
+        let results = Results::of(&answer)?;
+        // A host repeats a call that takes longer than the server waits.
+        let is_later = results.status == Status::JukeBox as u32;
+        if !is_later {
+            results.ok()?;
+        }
+        let Some((block, number, len)) = flying.remove(&xid) else {
             ensure!(renewing.remove(&xid));
+            if is_later {
+                renewing.insert(renew(client, lock, answered)?);
+            }
             continue;
         };
+        if is_later {
+            let data = pattern(block * 65536, len, number);
+            let xid = client.send(&Args::durable(disk, block * 65536, &data))?;
+            flying.insert(xid, (block, number, len));
+            continue;
+        }
         answered += 1;
         busy.remove(&block);
         newest.insert(block, number);
         if answered % RENEW == 0 {
-            renewing.insert(client.send(&Args::durable(
-                lock,
-                0,
-                &(answered as u64).to_le_bytes(),
-            ))?);
+            renewing.insert(renew(client, lock, answered)?);
         }
     }
     for xid in renewing {
-        client.results(xid)?.ok()?;
+        let mut results = client.results(xid)?;
+        while results.status == Status::JukeBox as u32 {
+            let xid = renew(client, lock, answered)?;
+            results = client.results(xid)?;
+        }
+        results.ok()?;
     }
     Ok(newest.into_iter().collect())
+}
+
+/// Asks for a renewal of the lock; the number of the call.
+fn renew(client: &mut Client, lock: &[u8], answered: usize) -> Result<u32> {
+    client.send(&Args::durable(lock, 0, &(answered as u64).to_le_bytes()))
 }

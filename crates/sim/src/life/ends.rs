@@ -286,6 +286,7 @@ impl World<'_> {
             for index in 0..self.disks.len() {
                 self.disks[index].late = Some(LATE_STEPS);
                 self.drop_distrusted(index)?;
+                self.change_origin(index)?;
                 if self.rng.chance(self.profile.absent, 100) {
                     trace!(self, "disk {} is left out", self.disks[index].config.id);
                     self.paths.note(Event::LeftOut);

@@ -190,7 +190,12 @@ impl World<'_> {
 
     /// One step of time: the next ends of I/O, or a tick. `Ok(false)`: nothing can happen any more.
     pub(crate) fn pump(&mut self) -> Result<bool, String> {
-        let more = self.step()?;
+        self.compare_copies(false)?;
+        let mut more = self.step()?;
+        if !more && self.disks.iter().any(|d| d.unverified && d.attached()) {
+            self.compare_copies(true)?;
+            more = true;
+        }
         self.uncounted += 1;
         let rests = self.events.is_empty() && self.hung.is_empty() && self.requests.is_empty();
         // Not again at rest as long as only time passes.

@@ -96,7 +96,7 @@ fn a_stop_in_the_middle_of_an_eviction_brings_no_old_copy_back() {
     );
     let evicted = |j: &Judged| {
         let block = std::slice::from_ref(&(0..1));
-        j.engine.sample_clean(1, block, 1).is_empty()
+        j.engine.clean_within(1, block, 1).is_empty()
     };
     for at in (1024..BLOCKS).step_by(64) {
         j.write(3, at, 64, 9).expect("written");
@@ -170,7 +170,7 @@ fn what_is_sent_again_is_not_played_twice() {
     j.crash();
     let there = crc32c(&j.origins[&1].visible_block(X as usize));
     let one = std::slice::from_ref(&(X..X + 1));
-    for (block, crc) in j.engine.sample_clean(1, one, 1) {
+    for (block, crc) in j.engine.clean_within(1, one, 1) {
         assert!(block != X || crc == there, "clean, but the origin differs");
     }
 }

@@ -68,6 +68,7 @@ mod registry;
 mod remote;
 mod resident;
 mod restart;
+mod rolled_back;
 mod several_flash;
 mod survives;
 mod swap;

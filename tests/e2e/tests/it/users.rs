@@ -289,6 +289,45 @@ fn stretches_of_one_file_are_disks_of_their_own() -> Result<()> {
     Ok(())
 }
 
+/// As drives do that swap their names at a boot: dirty blocks must not go to the other one.
+#[test]
+fn devices_that_swapped_names_are_refused() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let files = [
+        hearth.origin("a.raw", 8 * MIB)?,
+        hearth.origin("b.raw", 8 * MIB)?,
+    ];
+    let Some(one) = Loop::new("users: swapped", &files[0], &[]) else {
+        return Ok(());
+    };
+    let Some(two) = Loop::new("users: swapped", &files[1], &[]) else {
+        return Ok(());
+    };
+    hearth.add("a", &one.0, &[])?;
+    let info = disk(&hearth, "a")?;
+    ensure!(info["device"].to_string().contains("inode"), "{info}");
+    let mut client = hearth.connect("a")?;
+    client.write(4 * MIB, &[0xEE; 65536])?;
+    client.flush()?;
+    drop(client);
+    hearth.kill9()?;
+    let before = std::fs::read(&files[1])?;
+    for (device, file) in [(&one, &files[1]), (&two, &files[0])] {
+        ensure!(run("losetup", &["--detach", &device.0])?.status.success());
+        ensure!(run("losetup", &[&device.0, path(file)])?.status.success());
+    }
+    hearth.start()?;
+    becomes(&hearth, "a", "refused")?;
+    let info = disk(&hearth, "a")?;
+    names(&info["reason"].to_string(), &["another device", "inode"])?;
+    hearth.stop()?;
+    ensure!(
+        std::fs::read(&files[1])? == before,
+        "the wrong device was written"
+    );
+    Ok(())
+}
+
 #[test]
 fn a_pool_is_not_opened_twice_through_a_loop_device() -> Result<()> {
     let hearth = Hearth::serving("64M")?;

@@ -4,12 +4,16 @@
 //! likes), and then judged. Where something that a guest wrote is on one side only, nothing is decided for its owner: the
 //! disk is refused until somebody says whom to trust.
 
-use hearth_format::{DiskRecord, OriginIdentity};
+use std::time::{Duration, Instant};
+
+use hearth_engine::api::DiskId;
+use hearth_format::{DiskRecord, OnStart, OriginIdentity};
 use hearth_io::{Device, OriginSpec};
 use hearth_origin::Backing;
 use hearth_origin::owner::{ClaimError, Take};
 
 use super::Opened;
+use super::verify::Check;
 use crate::api::types::Trust;
 use crate::compare;
 use crate::daemon::admission;
@@ -19,6 +23,14 @@ use crate::degraded::Dirty;
 use crate::error::{Error, Result};
 use crate::origin;
 use crate::size::human;
+
+/// Longest comparison of a sample with an origin that does not show whether it changed.
+const CHECK_TIME: Duration = Duration::from_secs(20);
+/// The same for a file after a crash: its times and inode show most of what can have happened to it.
+const FILE_TIME: Duration = Duration::from_secs(3);
+
+/// Longest comparison with a file whose time of change alone is another, before it is served.
+const TOUCHED_TIME: Duration = Duration::from_secs(5);
 
 /// What looking at an origin has shown.
 #[derive(Debug, Default)]
@@ -31,15 +43,11 @@ pub(super) struct Looks {
     pub(super) old: Option<String>,
     /// Every clean cached block equals it.
     pub(super) clean_fits: bool,
-}
-
-impl Looks {
-    fn differing(differs: Option<String>) -> Looks {
-        Looks {
-            differs,
-            ..Looks::default()
-        }
-    }
+    /// What identifies its block device; empty if nothing does.
+    pub(super) device: String,
+    /// Nothing shows whether it changed: clean copies count when a sample of them was compared with it, for at most
+    /// this long.
+    pub(super) doubt: Option<Duration>,
 }
 
 /// What becomes of a disk whose origin was opened and judged, but is not served yet.
@@ -50,6 +58,8 @@ pub(super) struct Judged {
     pub(super) reconcile: bool,
     /// The cache is off, and something dirty is still on flash.
     pub(super) leaving: bool,
+    /// Clean copies have to be compared with the origin before they count.
+    pub(super) check: Option<Check>,
 }
 
 impl Daemon {
@@ -105,7 +115,7 @@ impl Daemon {
             looks.old = origin::plain_notice(&spec);
         }
         if looks.differs.is_some() && trust == Some(Trust::Flash) {
-            let all = compare::all(&self.engine, record.id, &device);
+            let all = self.subject(record.id, &device).all();
             looks.clean_fits = all.complete && all.differs.is_none();
         }
         Ok(Opened::looked_at(device, identity, looks, chain, ownership))
@@ -223,10 +233,20 @@ impl Daemon {
             let what = format!("take over the size of {path}");
             self.at_rest(&what, || self.engine.void_padding(record.id, size))?;
         }
+        let check = looks.doubt.filter(|_| degraded.is_none());
+        let check = check.map(|time| Check {
+            owed: dirty > 0,
+            drop: record.on_start == OnStart::Drop,
+            time,
+        });
         record.fenced_at = 0;
         record.size = size;
         record.origin_identity = *now;
-        record.clean_detach = now.is_some();
+        // Until its copies were compared, the next start has to ask the same question.
+        record.clean_detach = now.is_some() && check.is_none();
+        if !looks.device.is_empty() {
+            record.device.clone_from(&looks.device);
+        }
         // Until the last dirty block is durable in the origin, and the registry says so.
         let leaving = degraded.is_some() && dirty > 0;
         if reconcile || leaving {
@@ -239,7 +259,16 @@ impl Daemon {
             notices,
             reconcile,
             leaving,
+            check,
         })
+    }
+
+    fn subject<'a>(&'a self, id: DiskId, device: &'a Device) -> compare::Subject<'a> {
+        compare::Subject {
+            engine: &self.engine,
+            id,
+            device,
+        }
     }
 
     /// Refuses a disk of which something was dirty on flash that is gone, unless somebody has said that its origin
@@ -322,54 +351,74 @@ impl Daemon {
         device: &Device,
         now: Option<&OriginIdentity>,
     ) -> Looks {
+        let mut looks = Looks {
+            device: origin::device_identity(record),
+            ..Looks::default()
+        };
         let status = self.engine.status(record.id).unwrap_or_default();
+        let owed = status.owed_blocks();
         if status.cached_blocks + status.zero_blocks == 0 {
-            return Looks::default();
+            return looks;
         }
-        let (engine, id) = (&self.engine, record.id);
         let now = now.map(|now| origin::as_recorded(device, record.rules, *now));
         let times = record.origin_identity.as_ref().zip(now.as_ref());
-        let content = |offset: u64| {
-            let known = times.filter(|(_, now)| now.mtime_ns != 0);
-            let since = known.map(|(then, now)| format!(" (it was {})", origin::since(then, now)));
-            format!(
-                "its content at offset {offset} is not what was left there{}",
-                since.unwrap_or_default()
-            )
-        };
         let difference = times.and_then(|(then, now)| {
             origin::difference(then, now, device.is_device(), record.clean_detach)
         });
-        let Some(difference) = difference else {
-            return Looks::differing(compare::sample(engine, id, device).map(content));
+        let touched = difference.as_ref().is_some_and(|d| d.touched);
+        looks.notice = difference.as_ref().filter(|_| touched).map(|d| {
+            format!(
+                "{}; cached blocks are compared with it before they count",
+                d.said
+            )
+        });
+        if let Some(difference) = difference.filter(|d| !d.touched) {
+            looks.differs = Some(difference.said);
+            return looks;
+        }
+        let is_named = !record.device.is_empty() && !looks.device.is_empty();
+        if is_named && record.device != looks.device {
+            looks.differs = Some(format!(
+                "it is another device: {}, which was {}",
+                looks.device, record.device
+            ));
+            return looks;
+        }
+        let is_file = origin::has_times(record, device, now.as_ref());
+        if is_file && record.clean_detach && !touched || record.on_start == OnStart::Keep {
+            return looks;
+        }
+        let subject = self.subject(record.id, device);
+        let found = match owed {
+            0 => subject.marks(),
+            // Something has happened to it. Better late than with the dirty blocks of another content.
+            _ if touched => subject.thorough(Instant::now() + TOUCHED_TIME, |_, _| true),
+            // What is dirty must not be read together with another disk.
+            _ => subject.brief(),
         };
-        if !difference.touched {
-            return Looks::differing(Some(difference.said));
+        if let Some(offset) = found.differs {
+            let known = times.filter(|_| is_file);
+            let since = known.map(|(then, now)| format!(" (it was {})", origin::since(then, now)));
+            looks.differs = Some(format!(
+                "its content at offset {offset} is not what was left there{}",
+                since.unwrap_or_default()
+            ));
+        } else if owed > 0 && found.equal == 0 && !is_file && !is_named && record.mirror.is_none() {
+            looks.differs = Some(
+                "nothing shows that it is the same disk: it has no serial number or other identity, and none of its cached blocks could be compared".to_owned(),
+            );
+        } else {
+            looks.doubt = Some(match is_file && !touched {
+                true => FILE_TIME,
+                false => CHECK_TIME,
+            });
         }
-        let wide = compare::wide(engine, id, device);
-        if let Some(offset) = wide.differs {
-            return Looks::differing(Some(content(offset)));
-        }
-        if !wide.is_enough() {
-            let why = if wide.complete {
-                "but too little of it is cached to compare its content"
-            } else {
-                "and not all of what was cached last could be compared with it in time"
-            };
-            return Looks::differing(Some(format!("{}, {why}", difference.said)));
-        }
-        Looks {
-            notice: Some(format!(
-                "{}; {} blocks of the cache were compared with it and fit, so it is taken for unchanged",
-                difference.said, wide.equal
-            )),
-            ..Looks::default()
-        }
+        looks
     }
 }
 
 /// What to do about a disk whose origin and flash do not fit: which answer fits which story.
-fn which_side(record: &DiskRecord) -> String {
+pub(super) fn which_side(record: &DiskRecord) -> String {
     let likely = if origin::is_distrusted(record) {
         " (if the flash failed while serving, guests went on writing to the origin, so that it is \
          right unless something was still dirty or lost at the stop; if an earlier choice of the \

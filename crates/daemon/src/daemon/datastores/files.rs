@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearth_datastore::origin::{Disk, FileOrigin, Hands};
 use hearth_datastore::{Disks, Look, Missing, NotNow, store};
@@ -40,6 +40,8 @@ const KEEP_STEP: u64 = 1 << 20;
 
 /// Longest wait for the last user of a file that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
+/// Longest comparison of a file whose time of change alone is another.
+const STILL_FITS_TIME: Duration = Duration::from_secs(2);
 
 fn identity(look: Look) -> OriginIdentity {
     OriginIdentity {
@@ -293,7 +295,14 @@ impl Files {
             // Nothing was done to it but what changes no content.
             Some(left) => (left.size, left.mtime_ns) == (looks.size, looks.modified_ns),
             None if scratch => false,
-            None => compare::sample(&daemon.engine, id, &device).is_none(),
+            None => compare::Subject {
+                engine: &daemon.engine,
+                id,
+                device: &device,
+            }
+            .brief()
+            .differs
+            .is_none(),
         };
         if !fits {
             if scratch {
@@ -628,7 +637,13 @@ impl Disks for Files {
             return false;
         };
         let device = Device::remote(Arc::new(Disk::new(origin, &self.hands)));
-        compare::wide(&daemon.engine, disk, &device).is_enough()
+        let subject = compare::Subject {
+            engine: &daemon.engine,
+            id: disk,
+            device: &device,
+        };
+        let end = Instant::now() + STILL_FITS_TIME;
+        subject.thorough(end, |_, _| true).is_enough()
     }
 
     fn zero(&self, disk: DiskId, offset: u64, len: u64) -> bool {

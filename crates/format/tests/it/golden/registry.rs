@@ -4,7 +4,7 @@ use super::{block, device, hex, pool};
 use hearth_format::disk::OriginIdentity;
 use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::registry::{Front, Moved};
-use hearth_format::{CacheMode, DiskRecord, Home, Registry};
+use hearth_format::{CacheMode, DiskRecord, Home, OnStart, Registry};
 
 const REGISTRY: &[&str] = &[
     "4852454773e30a4d101112131415161718191a1b1c1d1e1f0600000000000000",
@@ -54,6 +54,8 @@ fn registry() {
         home: Home::Origin,
         max_age_ms: 0,
         pin: false,
+        on_start: OnStart::Sample,
+        device: String::new(),
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
@@ -257,4 +259,42 @@ fn a_disk_that_is_to_be_all_on_flash() {
     };
     assert!(!encode(&plain));
     assert!(encode(&pinned));
+}
+
+/// Fields 28 and 29.
+#[test]
+fn start_and_device_of_a_disk_are_kept() {
+    let disk = DiskRecord {
+        id: 1,
+        name: "a".to_owned(),
+        origin: "/dev/a".to_owned(),
+        size: 4096,
+        on_start: OnStart::Drop,
+        device: "wwn 5".to_owned(),
+        ..DiskRecord::default()
+    };
+    let encode = |disk: &DiskRecord| {
+        let registry = Registry {
+            generation: 1,
+            next_disk_id: 2,
+            disks: vec![disk.clone().into()],
+            unknown_records: Vec::new(),
+        };
+        let bytes = registry.encode(pool()).unwrap();
+        assert_eq!(Registry::decode(&bytes, pool()).unwrap(), registry);
+        bytes
+    };
+    let expected = *b"\x1c\0\x01\0\x01\x1d\0\x05\0wwn 5";
+    let is_in = |bytes: &[u8]| bytes.windows(expected.len()).any(|w| w == expected);
+    assert!(is_in(&encode(&disk)));
+    let keep = DiskRecord {
+        on_start: OnStart::Keep,
+        ..disk.clone()
+    };
+    assert!(!is_in(&encode(&keep)));
+    let too_long = DiskRecord {
+        device: "x".repeat(513),
+        ..disk
+    };
+    assert!(too_long.check().is_err());
 }

@@ -1,0 +1,278 @@
+//! Comparing what is cached with origins that do not show whether they changed.
+//!
+//! Such a disk is served from its origin at once. Its clean copies answer nothing and its dirty blocks stay on flash until a
+//! sample was compared ([`crate::compare`]). Disks that lie on one drive are compared one after the other: side by side
+//! they would send its arm to and fro. Each gets an equal share of [`DRIVE_TIME`], so that all are fully in use after that.
+//!
+//! If a block differs, the origin changed while nothing served it. All clean copies are void then. Blocks that were
+//! dirty before the start belong to what the origin was: the disk is taken out of service and its owner asked. Blocks that
+//! became dirty since belong to what the origin is, and stay.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hearth_datastore::port::Port;
+use hearth_engine::api::{DiskId, Effects, ReqOp, Request};
+use hearth_io::beneath::Node;
+use hearth_io::{BLOCK, Device};
+
+use super::judge::which_side;
+use crate::api::types::CacheCheck;
+use crate::daemon::{Daemon, lock};
+use crate::error::{Error, Result};
+use crate::life::Event;
+use crate::origin;
+use crate::spot;
+use crate::table::Purpose;
+use crate::workers::{Class, Spot};
+
+/// Longest comparison of all disks of one drive, not counting the blocks that are compared in any case.
+const DRIVE_TIME: Duration = Duration::from_secs(45);
+/// Shortest share of a disk.
+const SHARE_MIN: Duration = Duration::from_secs(1);
+
+/// What has to be compared of a disk.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::daemon) struct Check {
+    /// Something was dirty at the start.
+    pub(in crate::daemon) owed: bool,
+    /// Nothing is compared: all clean copies are to be dropped.
+    pub(in crate::daemon) drop: bool,
+    /// Longest comparison.
+    pub(in crate::daemon) time: Duration,
+}
+
+struct Job {
+    id: DiskId,
+    device: Arc<Device>,
+    check: Check,
+}
+
+/// Disks that wait, by the drive they lie on, and until when that drive's are to be done.
+#[derive(Default)]
+pub(in crate::daemon) struct Checks(Mutex<BTreeMap<Spot, (VecDeque<Job>, Instant)>>);
+
+impl Daemon {
+    /// Has a disk compared on a thread of its drive.
+    pub(super) fn check_later(self: &Arc<Daemon>, id: DiskId, device: Arc<Device>, check: Check) {
+        let drive = self.drive_of(id);
+        let mut checks = lock(&self.checks.0);
+        let job = Job { id, device, check };
+        if let Some((waiting, _)) = checks.get_mut(&drive) {
+            waiting.push_back(job);
+            return;
+        }
+        let end = Instant::now() + DRIVE_TIME;
+        checks.insert(drive.clone(), (VecDeque::from([job]), end));
+        drop(checks);
+        let daemon = self.clone();
+        self.aside(&drive.clone(), Class::Background, move || {
+            while let Some((job, end)) = daemon.next_check(&drive) {
+                daemon.check(&job, end);
+            }
+        });
+    }
+
+    /// The drive a disk lies on, or what else is slow as one.
+    fn drive_of(&self, id: DiskId) -> Spot {
+        let grounds = lock(&self.grounds);
+        let devices = grounds.of(id).into_iter().flat_map(|place| place.parts());
+        let lowest = devices.filter_map(|part| match part.node {
+            Node::Device(rdev) => Some(rdev),
+            Node::File { .. } => None,
+        });
+        let lowest = lowest.last();
+        drop(grounds);
+        let origin = || self.seen.record(id).map(|record| record.origin.clone());
+        match lowest {
+            Some(rdev) => Spot::new(format!("block device {}:{}", rdev >> 8, rdev & 0xff)),
+            None => spot::of(&origin().unwrap_or_default()),
+        }
+    }
+
+    /// The next disk of a drive and when its share of the time ends; none ends the drive's thread.
+    fn next_check(&self, drive: &Spot) -> Option<(Job, Instant)> {
+        let mut checks = lock(&self.checks.0);
+        let (waiting, end) = checks.get_mut(drive)?;
+        let now = Instant::now();
+        let share = end.saturating_duration_since(now) / (waiting.len().max(1) as u32);
+        let Some(job) = waiting.pop_front() else {
+            checks.remove(drive);
+            return None;
+        };
+        let time = share.max(SHARE_MIN).min(job.check.time);
+        Some((job, now + time))
+    }
+
+    fn check(self: &Arc<Daemon>, job: &Job, end: Instant) {
+        let Job { id, device, check } = job;
+        let name = self.name_of(*id);
+        let differs = if check.drop {
+            Some("its cache is to be dropped at each start".to_owned())
+        } else {
+            let subject = crate::compare::Subject {
+                engine: &self.engine,
+                id: *id,
+                device,
+            };
+            let found = subject.thorough(end, |compared, cached| {
+                self.note_check(*id, device, compared as u64, cached as u64)
+            });
+            if !self.note_check(*id, device, found.equal as u64, found.equal as u64) {
+                return;
+            }
+            tracing::info!(disk = %name, blocks = found.equal, "cached blocks were compared with the origin");
+            found
+                .differs
+                .map(|at| format!("its content at offset {at} is not what was left there"))
+        };
+        let outcome = match differs {
+            None => Ok(()),
+            Some(why) if check.owed && !check.drop => self.take_out_of_service(*id, &name, &why),
+            Some(why) => self.drop_copies(*id, &name, device, &why),
+        };
+        match outcome {
+            Ok(()) => self.end_check(*id, device),
+            // They stay without effect, which is safe.
+            Err(e) => {
+                tracing::error!(disk = %name, "the cache of a disk whose origin changed is not used: {e}")
+            }
+        }
+    }
+
+    /// Notes how far the comparison of a disk is; false if nobody needs it any more.
+    fn note_check(&self, id: DiskId, device: &Arc<Device>, compared: u64, cached: u64) -> bool {
+        let mut disks = self.disks.lock();
+        let slot = disks.by_id_mut(id);
+        let slot = slot.filter(|slot| slot.device.as_ref().is_some_and(|d| Arc::ptr_eq(d, device)));
+        let check = slot.and_then(|slot| slot.session.check.as_mut());
+        let Some(check) = check else {
+            return false;
+        };
+        *check = CacheCheck { compared, cached };
+        true
+    }
+
+    /// From here on the clean copies of a disk count, and its dirty blocks may be written back.
+    fn end_check(&self, id: DiskId, device: &Arc<Device>) {
+        let mut disks = self.disks.lock();
+        let slot = disks.by_id_mut(id);
+        let slot = slot.filter(|slot| slot.device.as_ref().is_some_and(|d| Arc::ptr_eq(d, device)));
+        if let Some(slot) = slot {
+            slot.session.check = None;
+            self.engine.set_verified(id, true);
+        }
+        drop(disks);
+        self.poke();
+    }
+
+    /// Drops the clean copies of a served disk.
+    fn drop_copies(&self, id: DiskId, name: &str, device: &Device, why: &str) -> Result<()> {
+        // A crash before the drop is durable must not bring the copies back.
+        self.note_distrust(id, name)?;
+        self.at_rest(&format!("drop the cache of {name}"), || {
+            self.engine.drop_clean(id)
+        })?;
+        let now = origin::identity(device);
+        lock(&self.pool).change_or_keep(|registry| {
+            if let Some(record) = registry.by_id_mut(id) {
+                record.origin_identity = now;
+                record.clean_detach = false;
+            }
+            Ok(())
+        })?;
+        let notice = format!(
+            "the origin changed while Hearth was not looking ({why}); its cache is dropped"
+        );
+        tracing::warn!(disk = %name, "{notice}");
+        if let Some(slot) = self.disks.lock().by_id_mut(id) {
+            slot.session.notices.push(notice);
+        }
+        Ok(())
+    }
+
+    fn note_distrust(&self, id: DiskId, name: &str) -> Result<()> {
+        lock(&self.pool).change_or_keep(|registry| {
+            let record = registry.by_id_mut(id);
+            origin::distrust(record.ok_or_else(|| Error::no_disk(name))?);
+            Ok(())
+        })
+    }
+
+    /// Ends serving a disk of which something was dirty before the start, on an origin that is not what it was.
+    fn take_out_of_service(self: &Arc<Daemon>, id: DiskId, name: &str, why: &str) -> Result<()> {
+        self.note_distrust(id, name)?;
+        let record = lock(&self.pool).record(id).cloned();
+        let record = record.ok_or_else(|| Error::no_disk(name))?;
+        let engine = self.engine.clone();
+        let job = move |now: u64, fx: &mut Effects| {
+            // A disk that the engine does not know is at rest.
+            let _ = engine.fence(id, now, fx);
+        };
+        let _ = self.reactors.run(job);
+        let error = Error::refused(
+            format!(
+                "the origin {} does not fit the cache: {why}, while something written by the guest waits on flash",
+                record.origin
+            ),
+            which_side(&record),
+        );
+        self.events.tell(hearth_events::Event::DiskRefused {
+            disk: name.to_owned(),
+            why: error.to_string(),
+        });
+        // Whoever changes it goes first, and finds it stopped.
+        if let Some(turn) = self.disks.turn(id, Purpose::Changing) {
+            self.tell(&turn, Event::Fence(error));
+        }
+        Ok(())
+    }
+}
+
+/// Blocks that are cached of a new disk which nothing identifies.
+const MARKS: u64 = 64;
+/// Longest wait for them: the disk can be used without them.
+const MARKS_TIME: Duration = Duration::from_secs(10);
+
+impl Daemon {
+    /// Caches blocks from all over a new disk. Should it only be written until a crash, nothing else could show at the next
+    /// start that its origin is still the same one.
+    pub(in crate::daemon) fn cache_marks(&self, id: DiskId, size: u64) {
+        let port = match Port::open(&self.reactors) {
+            Ok(port) => port,
+            Err(e) => {
+                tracing::warn!(
+                    disk = id,
+                    "no blocks are cached that identify its origin: {e}"
+                );
+                return;
+            }
+        };
+        let blocks = size / BLOCK;
+        let mut places: Vec<u64> = (0..MARKS)
+            .map(|i| blocks.saturating_sub(1) * i / (MARKS - 1))
+            .collect();
+        places.dedup();
+        let (told, answers) = channel();
+        for (place, turn) in places.into_iter().zip(0..) {
+            let told = told.clone();
+            let request = Request::new(0, id, ReqOp::Prefetch, place * BLOCK, BLOCK, None, 0);
+            // The receiver may have given up.
+            port.ask(
+                turn,
+                request,
+                Box::new(move |result, _| {
+                    let _ = told.send(result);
+                }),
+            );
+        }
+        drop(told);
+        let end = Instant::now() + MARKS_TIME;
+        while answers
+            .recv_timeout(end.saturating_duration_since(Instant::now()))
+            .is_ok()
+        {}
+    }
+}

@@ -1,0 +1,102 @@
+//! Origins that something else may have written while nothing served them.
+//!
+//! What the daemon does then ([`hearth_engine::Engine::set_verified`]) is done here as well: the disk is served from its
+//! origin, later its clean copies are compared with it, and dropped if one differs. All of them are compared: how many a
+//! sample needs is no question of the engine.
+
+use crate::content::{BLOCK, PER_BLOCK, SECTOR, Value, fill, stamp};
+use crate::paths::Event;
+use crate::world::{Outcome, World, trace};
+use hearth_io::checksum::crc32c;
+
+/// One step in so many a comparison ends.
+const STEPS_PER_CHECK: u64 = 100;
+/// Longest comparison, in nanoseconds.
+const CHECK_NS: u64 = 60_000_000_000;
+/// Most blocks that something else writes.
+const CHANGED_MAX: u64 = 12;
+
+impl World<'_> {
+    /// Before a start: the origin of a disk may have changed, and the disk does not know.
+    pub(super) fn change_origin(&mut self, index: usize) -> Outcome {
+        let disk = &self.disks[index];
+        if self.profile.changed_origins == 0 || disk.homeless() || disk.origin.is_mirror() {
+            return Ok(());
+        }
+        let (id, uid, size) = (disk.config.id, disk.uid, disk.config.size);
+        // What only flash has belongs to the origin as it was: that is a question to the owner.
+        let owed = !self.subject()?.owed(id).is_empty();
+        let blocks = size / BLOCK as u64;
+        if !owed && blocks > 0 && self.rng.chance(self.profile.changed_origins, 100) {
+            self.paths.note(Event::OriginChanged);
+            for _ in 0..=self.rng.below(CHANGED_MAX) {
+                let block = self.rng.below(blocks);
+                trace!(self, "block {block} of #{uid} is written by something else");
+                let first = block * PER_BLOCK;
+                let write = self.model.begin_write(uid, first, PER_BLOCK, false, true);
+                let mut content = [0; BLOCK];
+                for (sector, bytes) in (first..).zip(content.chunks_mut(SECTOR as usize)) {
+                    fill(Value::Stamp(stamp(uid, write, sector)), bytes);
+                }
+                if let Some(origin) = self.disks[index].origin.one() {
+                    origin.push(block as usize, 0, content);
+                    origin.flush_now();
+                }
+                self.model.end_write(write, true);
+            }
+        }
+        let disk = &mut self.disks[index];
+        (disk.unverified, disk.dropping, disk.compared_by) = (true, false, None);
+        self.subject()?.set_verified(id, false);
+        Ok(())
+    }
+
+    /// Compares the clean copies of disks with their origins, after a while or when nothing else is to be done.
+    pub(crate) fn compare_copies(&mut self, at_once: bool) -> Outcome {
+        if self.subject.is_none() || self.profile.changed_origins == 0 {
+            return Ok(());
+        }
+        let now = self.clock.now();
+        for index in 0..self.disks.len() {
+            let disk = &mut self.disks[index];
+            if !disk.unverified || !disk.attached() {
+                continue;
+            }
+            let end = *disk.compared_by.get_or_insert(now + CHECK_NS);
+            if at_once || disk.dropping || now >= end || self.rng.chance(1, STEPS_PER_CHECK) {
+                self.compare_copies_of(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_copies_of(&mut self, index: usize) -> Outcome {
+        let (id, size) = (self.disks[index].config.id, self.disks[index].config.size);
+        let sums = self.subject()?.clean_sums(id, 0, size);
+        let origin = self.disks[index].origin.device();
+        let differs = origin.is_some_and(|origin| {
+            let differs = |(block, sum): &(u64, u32)| {
+                let at = *block as usize;
+                at < origin.blocks() && crc32c(&origin.visible_block(at)) != *sum
+            };
+            sums.iter().any(differs)
+        });
+        trace!(
+            self,
+            "copies of disk {id} are compared, different: {differs}"
+        );
+        if differs || self.disks[index].dropping {
+            self.disks[index].dropping = true;
+            if !self.subject()?.drop_clean(id)? {
+                // As the daemon wakes the threads that have the engine.
+                return self.tick();
+            }
+            self.paths.note(Event::CopiesOfChangedDropped);
+        }
+        trace!(self, "copies of disk {id} count again, dropped: {differs}");
+        let disk = &mut self.disks[index];
+        (disk.unverified, disk.dropping, disk.compared_by) = (false, false, None);
+        self.subject()?.set_verified(id, true);
+        self.tick()
+    }
+}

@@ -1,0 +1,273 @@
+//! Origins that changed while Hearth was stopped and have no times that would show it.
+
+use anyhow::{Context, Result, ensure};
+use hearth_rig::daemon::{path, write_random};
+use hearth_rig::servers::Server;
+use hearth_rig::{Hearth, wait};
+use serde_json::Value;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest wait for a state that comes by itself.
+const LIMIT: Duration = Duration::from_secs(120);
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 32 * MIB;
+/// What is read often: 3,584 blocks between the marks at both ends.
+const HOT: std::ops::Range<u64> = MIB..15 * MIB;
+
+/// A daemon with a disk on an NBD server, its server and the server's file.
+struct Setup {
+    hearth: Hearth,
+    server: Server,
+    file: PathBuf,
+}
+
+fn setup(more: &[&str]) -> Result<Setup> {
+    let hearth = Hearth::serving("256M")?;
+    let file = hearth.dir().join("o.raw");
+    write_random(&file, SIZE, 1)?;
+    let server = Server::qemu_nbd(&file, "x", hearth.dir().join("nbd.sock"))?;
+    add(&hearth, "d", "nbd.sock", more)?;
+    Ok(Setup {
+        hearth,
+        server,
+        file,
+    })
+}
+
+fn add(hearth: &Hearth, name: &str, socket: &str, more: &[&str]) -> Result<()> {
+    let origin = format!("nbd+unix:///x?socket={}", path(&hearth.dir().join(socket)));
+    let more = [&["--sole-user", "--seq-cutoff", "0"], more].concat();
+    hearth.add(name, &origin, &more).map(drop)
+}
+
+fn show(hearth: &Hearth, name: &str) -> Result<Value> {
+    Ok(serde_json::from_str(
+        &hearth.ok(&["disk", "show", name, "--json"])?,
+    )?)
+}
+
+fn read_hot(hearth: &Hearth) -> Result<Vec<u8>> {
+    let mut client = hearth.connect("d")?;
+    let mut all = Vec::new();
+    for at in HOT.step_by(MIB as usize) {
+        all.extend(client.read(at, MIB as u32)?);
+    }
+    Ok(all)
+}
+
+/// Reads the hot blocks until all of them come from flash.
+fn warm_up(hearth: &Hearth) -> Result<()> {
+    wait::until("the hot blocks are cached", LIMIT, || {
+        let before = hearth.counter("d", "read_miss_bytes").ok()?;
+        read_hot(hearth).ok()?;
+        (hearth.counter("d", "read_miss_bytes").ok()? == before).then_some(())
+    })
+}
+
+/// All hot blocks are cached as before, and answer reads: nothing is read again that is cached and does not count.
+fn is_still_cached(hearth: &Hearth) -> Result<()> {
+    let cached = hearth.stats("d")?["cached"].as_u64();
+    ensure!(cached >= Some(HOT.end - HOT.start), "{cached:?}");
+    warm_up(hearth)
+}
+
+/// Waits until the cached blocks were compared; what is shown of the disk then.
+fn until_checked(hearth: &Hearth) -> Result<Value> {
+    wait::until("cached blocks were compared", LIMIT, || {
+        let info = show(hearth, "d").ok()?;
+        (info["state"] == "attached" && info["check"].is_null()).then_some(info)
+    })
+    .with_context(|| hearth.log())
+}
+
+fn hot_of(file: &Path) -> Result<Vec<u8>> {
+    let mut hot = vec![0; (HOT.end - HOT.start) as usize];
+    OpenOptions::new()
+        .read(true)
+        .open(file)?
+        .read_exact_at(&mut hot, HOT.start)?;
+    Ok(hot)
+}
+
+fn write(file: &Path, offset: u64, data: &[u8]) -> Result<()> {
+    let file = OpenOptions::new().write(true).open(file)?;
+    Ok(file.write_all_at(data, offset)?)
+}
+
+/// Five blocks are rolled back while the daemon is stopped in order. No read returns what they were, neither at once nor
+/// later.
+#[test]
+fn rolled_back_nbd_origin_is_noticed() -> Result<()> {
+    let mut s = setup(&[])?;
+    warm_up(&s.hearth)?;
+    let before = hot_of(&s.file)?;
+    let places = [2, 5, 8, 11, 14].map(|n| n * MIB + 64 * 4096);
+    let mut client = s.hearth.connect("d")?;
+    for at in places {
+        client.write(at, &[0xEE; 4096])?;
+    }
+    client.flush()?;
+    drop(client);
+    s.hearth.ok(&["disk", "flush", "d"])?;
+    // Ordinary work of a guest: reads, some of them of other blocks.
+    warm_up(&s.hearth)?;
+    s.hearth.connect("d")?.read(20 * MIB, 4 * MIB as u32)?;
+    s.hearth.stop()?;
+    s.server.kill9()?;
+    for at in places {
+        let old = (at - HOT.start) as usize;
+        write(&s.file, at, &before[old..old + 4096])?;
+    }
+    s.server.up()?;
+    s.hearth.start()?;
+    ensure!(read_hot(&s.hearth)? == before, "a stale block was served");
+    let info = until_checked(&s.hearth)?;
+    ensure!(
+        info["notices"].to_string().contains("origin changed"),
+        "{info}"
+    );
+    ensure!(read_hot(&s.hearth)? == before, "a stale block was served");
+    // Nor does a crash bring them back.
+    s.hearth.kill9()?;
+    s.hearth.start()?;
+    until_checked(&s.hearth)?;
+    ensure!(read_hot(&s.hearth)? == before, "a stale block came back");
+    Ok(())
+}
+
+/// An origin that did not change is in full use after the comparison, and its dirty blocks are written back.
+#[test]
+fn unchanged_nbd_origin_is_warm_after_check() -> Result<()> {
+    let mut s = setup(&[])?;
+    warm_up(&s.hearth)?;
+    s.hearth.connect("d")?.write(HOT.start, &[7; 65536])?;
+    s.hearth.connect("d")?.flush()?;
+    s.hearth.kill9()?;
+    s.hearth.start()?;
+    let info = until_checked(&s.hearth)?;
+    ensure!(info["notices"].is_null(), "{info}");
+    is_still_cached(&s.hearth)?;
+    let hot = read_hot(&s.hearth)?;
+    ensure!(hot[..65536] == [7; 65536]);
+    s.hearth.ok(&["disk", "flush", "d"])?;
+    ensure!(hot_of(&s.file)? == hot);
+    Ok(())
+}
+
+/// Two servers swap their files while only dirty blocks are cached: nothing is written to the wrong one.
+#[test]
+fn dirty_blocks_are_not_written_to_another_disk() -> Result<()> {
+    let mut s = setup(&[])?;
+    let other = s.hearth.dir().join("other.raw");
+    // A clone: it differs in the middle only.
+    std::fs::copy(&s.file, &other)?;
+    write(&other, 20 * MIB, &vec![0x11; 4 * MIB as usize])?;
+    let before = std::fs::read(&other)?;
+    let mut client = s.hearth.connect("d")?;
+    client.write(10 * MIB, &[0xEE; 65536])?;
+    client.flush()?;
+    drop(client);
+    s.hearth.kill9()?;
+    s.server.kill9()?;
+    let away = s.hearth.dir().join("away.raw");
+    std::fs::rename(&s.file, &away)?;
+    std::fs::rename(&other, &s.file)?;
+    s.server.up()?;
+    s.hearth.start()?;
+    let info = wait::until("the disk is refused", LIMIT, || {
+        let info = show(&s.hearth, "d").ok()?;
+        (info["state"] == "refused").then_some(info)
+    })
+    .with_context(|| s.hearth.log())?;
+    ensure!(info["dirty"] == 65536, "{info}");
+    s.hearth.refused(&["disk", "flush", "d"])?;
+    s.hearth.stop()?;
+    ensure!(
+        std::fs::read(&s.file)? == before,
+        "the wrong disk was written"
+    );
+    Ok(())
+}
+
+/// Flash and state directory of an earlier moment, put back while the origin is newer.
+#[test]
+fn restored_flash_serves_no_older_blocks() -> Result<()> {
+    let mut hearth = Hearth::serving("256M")?;
+    let file = hearth.origin("o.img", SIZE)?;
+    hearth.add("d", path(&file), &["--seq-cutoff", "0"])?;
+    warm_up(&hearth)?;
+    let mut client = hearth.connect("d")?;
+    client.write(HOT.start, &[1; 4096])?;
+    client.flush()?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "d"])?;
+    hearth.kill9()?;
+    let state = hearth.dir().join("state");
+    let kept = hearth.dir().join("kept");
+    let copy = |from: &Path, to: &Path| -> Result<()> {
+        let copied = std::process::Command::new("cp")
+            .arg("-a")
+            .args([from, to])
+            .status()?;
+        ensure!(copied.success());
+        Ok(())
+    };
+    copy(&state, &kept)?;
+    let kept_flash = hearth.dir().join("kept-flash");
+    copy(hearth.flash(), &kept_flash)?;
+    hearth.start()?;
+    let mut client = hearth.connect("d")?;
+    for n in 0..208 {
+        client.write(HOT.start + n * 16 * 4096, &[2; 4096])?;
+    }
+    client.flush()?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "d"])?;
+    hearth.kill9()?;
+    std::fs::remove_dir_all(&state)?;
+    copy(&kept, &state)?;
+    copy(&kept_flash, hearth.flash())?;
+    hearth.start()?;
+    ensure!(
+        read_hot(&hearth)? == hot_of(&file)?,
+        "a stale block was served"
+    );
+    let info = until_checked(&hearth)?;
+    ensure!(
+        info["notices"].to_string().contains("origin changed"),
+        "{info}"
+    );
+    ensure!(
+        read_hot(&hearth)? == hot_of(&file)?,
+        "a stale block was served"
+    );
+    Ok(())
+}
+
+/// What `--on-start` says holds from the next start on.
+#[test]
+fn on_start_drops_or_keeps_cached_blocks() -> Result<()> {
+    let mut s = setup(&["--on-start", "drop"])?;
+    warm_up(&s.hearth)?;
+    s.hearth.stop()?;
+    s.hearth.start()?;
+    until_checked(&s.hearth)?;
+    ensure!(
+        s.hearth.stats("d")?["cached"] == 0,
+        "{}",
+        s.hearth.stats("d")?
+    );
+    s.hearth.ok(&["disk", "set", "d", "--on-start", "keep"])?;
+    warm_up(&s.hearth)?;
+    s.hearth.stop()?;
+    s.hearth.start()?;
+    let info = show(&s.hearth, "d")?;
+    ensure!(
+        info["check"].is_null() && info["on_start"] == "keep",
+        "{info}"
+    );
+    is_still_cached(&s.hearth)
+}
