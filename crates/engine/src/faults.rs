@@ -83,6 +83,8 @@ pub enum Fault {
     StageForgetsNot,
     /// Keep what was read ahead although a write overtook it.
     KeepRacedPrefetch,
+    /// Do not look for something to destage behind a lost block.
+    WaitBehindLost,
     /// Do not list what a failed device no longer gives back.
     HideUnreadable,
     /// Wait for a free segment when the log has no room for the record that would free one.
@@ -288,11 +290,12 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 94] = [
+    pub const BY_WORLDS: [Fault; 95] = [
         Fault::ServeUnverified,
         Fault::AttachVerifies,
         Fault::DropUndurable,
         Fault::DropUnrecorded,
+        Fault::WaitBehindLost,
         Fault::BelieveBelowFloor,
         Fault::ClosedInOnePiece,
         Fault::HeadsSwapped,

@@ -185,7 +185,11 @@ fn profile(fault: Fault) -> &'static str {
         Fault::WalkStrangers => "full",
         Fault::IgnoreDestageError | Fault::IgnoreOriginFlushError => "origin-errors",
         Fault::StayClean | Fault::CheckpointNoZeros => "restart",
-        Fault::DestageRot | Fault::ForgetRotten | Fault::ServeLost | Fault::ResealRot => "rot",
+        Fault::DestageRot
+        | Fault::ForgetRotten
+        | Fault::ServeLost
+        | Fault::ResealRot
+        | Fault::WaitBehindLost => "rot",
         Fault::FlushCoversLater
         | Fault::ClaimUndurable
         | Fault::CleanMoved

@@ -17,6 +17,7 @@ use crate::api::{DiskId, Effects, Home};
 use crate::cache::index::{Key, SlotNo};
 use crate::core::Core;
 use crate::disk::Disk;
+use crate::faults::Fault;
 use crate::origin::pace;
 use crate::origin::pace::{JOBS_BUSY, Need};
 use crate::origin::progress::Written;
@@ -26,10 +27,33 @@ use std::ops::Range;
 const HASTE_PERCENT: u32 = 5;
 /// Longest run: 1 MiB.
 const RUN_MAX: u64 = 256;
+/// Runs of lost blocks that one look for dirty blocks passes; the next look continues there.
+const LOST_RUNS_MAX: u32 = 1024;
 /// Disks that wait for nothing but the pool's need, of which so many are looked at per event.
 const OWING_PER_STEP: usize = 8;
 /// A disk with a need of its own that may not start a run is looked at again after this time at least.
 const PAUSE_MIN_NS: u64 = 1_000_000;
+
+/// Result of a look for dirty blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// A block that can be destaged, and how many may go with it at most.
+    Run(u64, u64),
+    /// Too many lost blocks in front of this one: the look continues here.
+    Beyond(u64),
+    /// Nothing can be destaged now.
+    Nothing,
+}
+
+/// What became of a disk's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Started,
+    /// The sweep has moved on over lost blocks, and more may follow.
+    Moved,
+    Blocked,
+}
+
 impl Core {
     pub fn jobs_active(&self) -> bool {
         !self.destaging.jobs.is_empty()
@@ -205,7 +229,7 @@ impl Core {
             self.stop_holding(disk);
         }
         let need = self.need(disk, now);
-        let mut blocked = false;
+        let mut last = Turn::Started;
         loop {
             let mut limit = self.may_start(need, now);
             // It may have been removed since it was put on a list.
@@ -233,18 +257,18 @@ impl Core {
                     d.origin.destage.cursor = near;
                 }
             }
-            if !self.destage_one(disk, paced, now, fx) {
-                blocked = true;
+            last = self.destage_one(disk, paced, now, fx);
+            if last != Turn::Started {
                 break;
             }
         }
         self.destage_flush_if_due(disk, now, fx);
-        self.line_up(disk, need, blocked, now);
+        self.line_up(disk, need, last, now);
     }
 
     /// Puts a disk that was looked at where it will be looked at again, if nothing of its own calls for it
     /// before.
-    fn line_up(&mut self, disk: DiskId, need: Need, blocked: bool, now: u64) {
+    fn line_up(&mut self, disk: DiskId, need: Need, last: Turn, now: u64) {
         let stopping = self.quiescing;
         let d = self.known(disk);
         let (draining, not_before_ns) = (d.is_draining(stopping), d.origin.destage.not_before_ns);
@@ -258,10 +282,10 @@ impl Core {
         }
         if not_before_ns > now {
             self.ready.timers.insert((not_before_ns, disk));
-        } else if may && !blocked && !full {
+        } else if may && last != Turn::Blocked && !full {
             self.ready.owing.add(disk);
-            if need > self.pool_need(now) {
-                // A pause, or the limit on bandwidth, which end without an event.
+            if need > self.pool_need(now) || last == Turn::Moved {
+                // A pause, the limit on bandwidth, or the rest of a look, which come without an event.
                 let at = self.destaging.pause_ns.max(now + PAUSE_MIN_NS);
                 self.ready.timers.insert((at, disk));
             }
@@ -285,51 +309,78 @@ impl Core {
             .pause(took, self.dirty_total, low..haste, now);
     }
 
-    /// Starts the next run of a disk; false if there is none to start. If `paced`, one that holds up clients as
-    /// little as can be: short, and without a flush of the log if there is one that needs none.
-    fn destage_one(&mut self, disk: DiskId, paced: bool, now: u64, fx: &mut Effects) -> bool {
+    /// Starts the next run of a disk. If `paced`, one that holds up clients as little as can be: short, and
+    /// without a flush of the log if there is one that needs none.
+    fn destage_one(&mut self, disk: DiskId, paced: bool, now: u64, fx: &mut Effects) -> Turn {
         if self.destage_urgent(disk, now, fx) {
-            return true;
+            return Turn::Started;
         }
         let zeros = self.disk(disk).and_then(|d| self.next_zeros(d, now));
         if let Some((block, past)) = zeros {
             self.destage_zero(disk, block, past, now, fx);
-            return true;
+            return Turn::Started;
         }
-        let next = self.disk(disk).and_then(|d| {
-            let durable = paced.then(|| self.next_run(d, true, now)).flatten();
-            durable.or_else(|| self.next_run(d, false, now))
-        });
+        let d = self.known(disk);
+        let next = match paced.then(|| self.next_run(d, true, now)) {
+            None | Some(Next::Nothing) => self.next_run(d, false, now),
+            Some(next) => next,
+        };
         match next {
-            Some((block, left)) => self.destage_run(disk, block, left, paced, now, fx),
-            None => false,
+            Next::Run(block, left) if self.destage_run(disk, block, left, paced, now, fx) => {
+                Turn::Started
+            }
+            Next::Beyond(block) => {
+                self.known_mut(disk).origin.destage.cursor = block;
+                Turn::Moved
+            }
+            Next::Run(..) | Next::Nothing => Turn::Blocked,
         }
     }
 
-    /// The next dirty block of a disk's sweep that nothing keeps from the origin, and how many may go with
-    /// it at most. If `durable`, one of which the log is durable.
-    fn next_run(&self, d: &Disk, durable: bool, now: u64) -> Option<(u64, u64)> {
+    /// The next dirty block of a disk's sweep that nothing keeps from the origin. If `durable`, one of which the
+    /// log is durable.
+    fn next_run(&self, d: &Disk, durable: bool, now: u64) -> Next {
         if let Some(order) = d.order.as_deref() {
             let next = self.next_in_order(d, order, now);
-            return next.map(|block| (block, RUN_MAX));
+            return next.map_or(Next::Nothing, |block| Next::Run(block, RUN_MAX));
+        }
+        if d.lost.len() == d.dirty.len() {
+            return Next::Nothing;
         }
         // One sweep over the disk, wrapping once.
         let (disk, cursor) = (d.cfg.id, d.origin.destage.cursor);
+        let mut lost_runs = 0;
         for (from, to) in [(cursor, u64::MAX), (0, cursor)] {
             let mut at = from;
-            // Bounded: every step passes a busy range, a waiting read, or lost, written or fresh blocks.
-            for _ in 0..64 {
+            // Bounded: every step passes a busy range, a waiting read, or written or fresh blocks. These
+            // are over some time; lost ones stay, and must not hide what lies behind them.
+            let mut steps = 0;
+            while steps < 64 {
                 let Some(block) = d.dirty.first_in(at, to) else {
                     break;
                 };
+                if d.lost.contains(block) {
+                    if self.opts.faults.has(Fault::WaitBehindLost) {
+                        return Next::Nothing;
+                    }
+                    at = block + d.lost.run_len(block, u64::MAX);
+                    lost_runs += 1;
+                    if lost_runs == LOST_RUNS_MAX {
+                        return Next::Beyond(at);
+                    }
+                    continue;
+                }
                 at = match self.destage_obstacle(disk, block, now) {
                     Some(past) => past,
                     None if !self.may_go(disk, block, durable) => block + 1,
-                    None => return Some((block, d.dirty.run_len(block, RUN_MAX.min(to - block)))),
+                    None => {
+                        return Next::Run(block, d.dirty.run_len(block, RUN_MAX.min(to - block)));
+                    }
                 };
+                steps += 1;
             }
         }
-        None
+        Next::Nothing
     }
 
     /// The next zeros of a disk that nothing keeps from the origin: where they begin, and what they must
@@ -402,7 +453,7 @@ impl Core {
         d.may_destage(now)
             && d.origin.destage.busy.len() < JOBS_BUSY
             && d.refusals.is_empty()
-            && (self.next_run(d, false, now).is_some() || self.next_zeros(d, now).is_some())
+            && (self.next_run(d, false, now) != Next::Nothing || self.next_zeros(d, now).is_some())
     }
 
     /// Starts a run that somebody waits for. Those with an obstacle stay for the sweep, which comes

@@ -146,9 +146,12 @@ impl World<'_> {
         }
         self.settle("draining", |w| {
             w.subject.as_ref().is_some_and(|s| {
-                w.disks
-                    .iter()
-                    .all(|d| d.homeless() || !d.hurt.is_empty() || s.clean(d.config.id))
+                w.disks.iter().all(|d| {
+                    let unsaved = s.unsaved(d.config.id);
+                    // Lost blocks keep nothing else from the origin.
+                    let saved = unsaved.dirty == unsaved.lost.len() as u64;
+                    d.homeless() || s.clean(d.config.id) || !d.hurt.is_empty() && saved
+                })
             })
         })?;
         for index in 0..self.disks.len() {

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use hearth_rig::daemon::path;
 use hearth_rig::nbd::Client;
+use hearth_rig::pattern::{BLOCK, fill, version_of};
 use hearth_rig::{Hearth, wait};
 use serde_json::Value;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
 const SIZE: u64 = 64 * MIB;
+/// Where no file is written behind.
+const END: u64 = 16 * MIB;
 /// What the guest writes, and flushes.
 const DIRTY: std::ops::Range<u64> = 8 * MIB..40 * MIB;
 
@@ -121,6 +124,78 @@ fn a_stop_that_cannot_save_what_was_dirty_says_so() -> Result<()> {
         .context("the end should have said what is lost")?;
     let words = format!("{error:#}");
     ensure!(words.contains("vm (32 MiB)"), "{words}");
+    Ok(())
+}
+
+/// Three sound dirty blocks among lost ones that lie apart, while the origin takes nothing: once it does, they are there.
+#[test]
+fn truncated_flash_gives_up_what_can_be_read() -> Result<()> {
+    // SAFETY: no handler is installed. The daemon would be ended by the signal that comes with a refused write.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let mut hearth = Hearth::serving("64M")?;
+    let file = hearth.dir().join("vm.img");
+    std::fs::File::create(&file)?.set_len(SIZE)?;
+    hearth.add("vm", path(&file), &["--mode", "write-back"])?;
+    // All that is written lies behind this on the disk, and before it on flash.
+    hearth.refuse_writes(END)?;
+    let mut client = hearth.connect("vm")?;
+    let mut write = |at: u64, version: u64| -> Result<()> {
+        let mut block = vec![0; BLOCK];
+        fill(&mut block, at, version);
+        Ok(client.write(at * BLOCK as u64, &block)?)
+    };
+    let first = END / BLOCK as u64;
+    let sound = [301, 303, 305].map(|n| first + n);
+    sound.iter().try_for_each(|at| write(*at, 1))?;
+    let gone: Vec<u64> = (0..300).map(|n| first + 2 * n).collect();
+    gone.iter().try_for_each(|at| write(*at, 2))?;
+    client.flush()?;
+    let flash = std::fs::read(hearth.flash())?;
+    let is_gone = |block: &[u8]| {
+        let number = |at: usize| {
+            block
+                .get(at..at + 8)?
+                .try_into()
+                .ok()
+                .map(u64::from_le_bytes)
+        };
+        number(8) == Some(2) && number(0).is_some_and(|at| version_of(block, at) == Ok(2))
+    };
+    let mut blocks = (0u64..).step_by(BLOCK).zip(flash.chunks(BLOCK));
+    let (end, _) = blocks
+        .find(|(_, block)| is_gone(block))
+        .context("nothing is on flash")?;
+    let flash = std::fs::OpenOptions::new()
+        .write(true)
+        .open(hearth.flash())?;
+    flash.set_len(end)?;
+    let shown = || -> Option<(u64, u64)> {
+        let shown = hearth.ok(&["disk", "show", "vm", "--json"]).ok()?;
+        let shown: Value = serde_json::from_str(&shown).ok()?;
+        let lost = shown["lost"].as_array()?.iter();
+        let lost: u64 = lost.filter_map(|run| run["length"].as_u64()).sum();
+        Some((shown["dirty"].as_u64()?, lost))
+    };
+    let all = (gone.len() * BLOCK) as u64;
+    wait::until("what is gone is listed", 2 * LIMIT, || {
+        (shown()?.1 == all).then_some(())
+    })
+    .with_context(|| format!("{:?}", shown()))?;
+    hearth.refuse_writes(libc::RLIM_INFINITY)?;
+    wait::until("what is there is in the origin", 2 * LIMIT, || {
+        (shown()? == (all, all)).then_some(())
+    })
+    .with_context(|| format!("{:?}", shown()))?;
+    drop(client);
+    let _ = hearth.stop();
+    let origin = std::fs::read(&file)?;
+    for at in sound {
+        let held = &origin[at as usize * BLOCK..][..BLOCK];
+        ensure!(
+            version_of(held, at) == Ok(1),
+            "block {at} was not written back"
+        );
+    }
     Ok(())
 }
 
