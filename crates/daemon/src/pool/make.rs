@@ -13,6 +13,8 @@ use crate::api::types::PoolInfo;
 use crate::beside::Beside;
 use crate::error::{Error, Result};
 
+/// Bytes at either end of a device that have to be zeros, or it may be in use.
+const DEVICE_END: u64 = 1 << 20;
 /// Bytes of a new flash file written at a time.
 const WRITE_OUT_BYTES: u64 = 4 << 20;
 
@@ -280,7 +282,7 @@ pub(super) fn prepare(
         })?,
     };
     if options.size.is_none() && !options.force {
-        refuse_foreign(path, &file)?;
+        refuse_used(path, &file, progress)?;
     }
     Ok(Prepared { file, replaced })
 }
@@ -526,22 +528,68 @@ fn write_out(
     file.flush().map_err(failed)
 }
 
-fn refuse_foreign(path: &Path, file: &BlockFile) -> Result<()> {
+/// Refuses what may be somebody's data: whatever carries a known signature, a file in which any byte is not zero, and a
+/// device that does not begin and end with zeros. Of a device no more can be read in a reasonable time.
+fn refuse_used(
+    path: &Path,
+    file: &BlockFile,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<()> {
+    let unread = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::Interrupted => Error::unavailable(
+            format!("{} was not made: interrupted", path.display()),
+            "nothing was changed; run the command again",
+        ),
+        _ => Error::unavailable(
+            format!("cannot read {}: {e}", path.display()),
+            "check the device's health",
+        ),
+    };
     let found = hearth_format::foreign::identify(
         &mut |offset, data| file.read_at(offset, data),
         file.size(),
-    )
-    .map_err(|e| {
-        Error::unavailable(
-            format!("cannot read {}: {e}", path.display()),
-            "check the device's health",
-        )
-    })?;
-    match found {
-        None => Ok(()),
-        Some(found) => Err(Error::refused(
-            format!("{} carries {}", path.display(), found.what),
-            "add --force to overwrite it, if it is not needed",
-        )),
+    );
+    let what = match found.map_err(unread)? {
+        Some(found) => format!("carries {}", found.what),
+        None => match first_used_byte(file, progress).map_err(unread)? {
+            Some(at) => format!("is not empty: byte {at} is not zero"),
+            None => return Ok(()),
+        },
+    };
+    Err(Error::refused(
+        format!("{} {what}", path.display()),
+        "add --force to overwrite it, if it is not needed",
+    ))
+}
+
+/// The first byte that is not zero: of all of a file, of both ends of a device.
+fn first_used_byte(
+    file: &BlockFile,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> std::io::Result<Option<u64>> {
+    let size = file.size();
+    let stretches = match file.is_device() && size > 2 * DEVICE_END {
+        true => vec![0..DEVICE_END, size - DEVICE_END..size],
+        false => std::iter::once(0..size).collect(),
+    };
+    let mut data = Buf::zeroed(WRITE_OUT_BYTES as usize).all();
+    for stretch in stretches {
+        // Holes of a sparse file need not be read.
+        let extents = file.extents(stretch.start, stretch.end - stretch.start)?;
+        for extent in extents.iter().filter(|extent| extent.data) {
+            let end = extent.offset + extent.len;
+            for from in (extent.offset..end).step_by(WRITE_OUT_BYTES as usize) {
+                if !progress(from, size) {
+                    return Err(std::io::ErrorKind::Interrupted.into());
+                }
+                let len = (end - from).min(WRITE_OUT_BYTES) as usize;
+                let bytes = data.bytes_mut().get_mut(..len).unwrap_or_default();
+                file.read_at(from, bytes)?;
+                if let Some(used) = bytes.iter().position(|byte| *byte != 0) {
+                    return Ok(Some(from + used as u64));
+                }
+            }
+        }
     }
+    Ok(None)
 }

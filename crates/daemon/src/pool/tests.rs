@@ -94,6 +94,37 @@ fn what_is_there_is_not_overwritten() {
 }
 
 #[test]
+fn create_on_used_file_needs_force() {
+    use std::os::unix::fs::FileExt;
+    for at in [0, 5 << 20, (33 << 20) + 1, (64 << 20) - 1] {
+        let (_dir, path) = file(64 << 20);
+        let used = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        used.write_all_at(&[1], at).unwrap();
+        drop(used);
+        let refused = create(&path, &CreateOptions::default()).unwrap_err();
+        assert!(
+            refused.what.contains(&format!("byte {at} is not zero")),
+            "{refused}"
+        );
+        assert!(refused.remedy.contains("--force"), "{refused}");
+        let mut byte = [0];
+        let file = std::fs::File::open(&path).unwrap();
+        file.read_exact_at(&mut byte, at).unwrap();
+        assert_eq!(byte, [1], "it was overwritten");
+        drop(file);
+        let force = CreateOptions {
+            force: true,
+            ..CreateOptions::default()
+        };
+        create(&path, &force).unwrap();
+    }
+    // Zeros that take space are no data.
+    let (_dir, path) = file(64 << 20);
+    std::fs::write(&path, vec![0; 64 << 20]).unwrap();
+    create(&path, &CreateOptions::default()).unwrap();
+}
+
+#[test]
 fn what_is_replaced_is_there_until_the_new_pool_is_whole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("flash");

@@ -131,6 +131,28 @@ impl Drop for Loop {
     }
 }
 
+/// Of a device that may be large only both ends are read.
+#[test]
+fn pool_on_used_device_needs_force() -> Result<()> {
+    let hearth = Hearth::bare()?;
+    let under = hearth.dir().join("under.img");
+    let file = std::fs::File::create(&under)?;
+    file.set_len(64 * MIB)?;
+    let Some(device) = Loop::new("users: a used device", &under, &[]) else {
+        return Ok(());
+    };
+    let create = ["pool", "create", "--flash", &device.0];
+    for at in [8192, 64 * MIB - 4096] {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1], at)?;
+        file.sync_all()?;
+        let words = hearth.refused(&create)?;
+        names(&words, &[&device.0, "is not empty", "--force"])?;
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0], at)?;
+        file.sync_all()?;
+    }
+    hearth.ok(&create).map(drop)
+}
+
 #[test]
 fn qemu_and_hearth_see_each_other_on_a_file() -> Result<()> {
     if !have("users: a file", &[QEMU, "qemu-io", "qemu-img"]) {
