@@ -667,7 +667,7 @@ fn open_pool(options: &Options, state_dir: &Path) -> Result<(Pool, Option<Degrad
             std::thread::sleep(FLASH_PACE);
             continue;
         }
-        match crate::pool::without::go_on(&flash) {
+        match crate::pool::without::go_on(&flash, state_dir) {
             Ok(None) => {}
             Ok(Some(rest)) => {
                 tracing::error!("{}", rest.words);

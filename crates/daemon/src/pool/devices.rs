@@ -426,6 +426,23 @@ pub(crate) fn is_half_there(paths: &[PathBuf]) -> bool {
     twice && !matches!(judge_twice(&found), Err(Misfit::Missing(..)))
 }
 
+/// Which device counts as missing although it is there, as it is an older copy, and that in words.
+pub(crate) fn older(paths: &[PathBuf]) -> Option<(usize, String)> {
+    let mode = OpenMode {
+        read_only: true,
+        unlocked: true,
+    };
+    let look = |path: &PathBuf| Some(look(path, mode, &[]).ok()?.0);
+    let found: Vec<Superblock> = paths.iter().map(look).collect::<Option<_>>()?;
+    match judge(&found) {
+        Err(Misfit::Older(at, newer)) if !found.iter().any(Superblock::is_twice) => {
+            let why = explain(paths, &found, &Misfit::Older(at, newer));
+            Some((at, why.what))
+        }
+        _ => None,
+    }
+}
+
 /// That no device is given.
 pub(crate) fn none_given() -> Error {
     Error::invalid(

@@ -236,12 +236,15 @@ impl Pool {
         state_dir: &Path,
         flash_given: &[PathBuf],
     ) -> Result<Option<(Pool, String)>> {
+        let older = devices::older(flash_given);
         let mut found = None;
-        for path in flash_given {
+        for (at, path) in flash_given.iter().enumerate() {
+            let older = || older.clone().filter(|(n, _)| *n == at);
             // Not before it is certain that something is known: a mistyped name is none of this.
             if crate::beside::pool_at(state_dir, path)?.is_some()
-                && let Some(why) =
-                    crate::beside::gone(path).or_else(|| crate::beside::erased(path, flash_given))
+                && let Some(why) = crate::beside::gone(path)
+                    .or_else(|| crate::beside::erased(path, flash_given))
+                    .or_else(|| Some(older()?.1))
             {
                 found = Some((path.as_path(), why));
                 break;

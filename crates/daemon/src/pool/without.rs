@@ -1,4 +1,5 @@
-//! A start at which one of several flash devices is missing, of a pool that keeps everything once.
+//! A start at which one of several flash devices is missing, of a pool that keeps everything once. One that is an
+//! older copy counts as missing.
 //!
 //! If the pool was closed in order, its first device has a checkpoint, and that tells what was where. When nothing dirty was on flash at all, the
 //! missing device took nothing with it but clean copies: the pool goes on without it, colder. From then on that device is none of its
@@ -16,6 +17,7 @@ use hearth_io::{BLOCK, BlockFile, Device, Joined, OpenMode};
 
 use super::devices::Missing;
 use super::opening;
+use crate::beside::pool_at;
 use crate::error::{Error, Result};
 use crate::size::human;
 
@@ -40,7 +42,7 @@ struct There {
 
 /// Takes a missing device out of the pool if nothing needs it. `None`: this is no such case, or it is not known whose; an error says why the pool
 /// cannot go on.
-pub(crate) fn go_on(paths: &[PathBuf]) -> Result<Option<Rest>> {
+pub(crate) fn go_on(paths: &[PathBuf], state_dir: &Path) -> Result<Option<Rest>> {
     let (mut there, mut gone) = (Vec::new(), Vec::new());
     for path in paths {
         match look(path) {
@@ -50,12 +52,28 @@ pub(crate) fn go_on(paths: &[PathBuf]) -> Result<Option<Rest>> {
             Err(_) => return Ok(None),
         }
     }
+    let superblocks = |there: &[There]| -> Vec<Superblock> {
+        there.iter().map(|t| t.superblock.clone()).collect()
+    };
+    let mut what = "missing";
+    // Under another name than it had it may be a copy that was named by mistake.
+    let was_served = |t: &There| matches!(pool_at(state_dir, &t.path), Ok(Some(_)));
+    let older = match judge(&superblocks(&there)) {
+        Err(Misfit::Older(at, _)) if gone.is_empty() && there.get(at).is_some_and(was_served) => {
+            Some(there.remove(at))
+        }
+        _ => None,
+    };
+    if let Some(older) = &older {
+        what = "older than the others";
+        gone.push(&older.path);
+    }
     // One that is not even named is forgotten, not missing.
     let [missing] = gone.as_slice() else {
         return Ok(None);
     };
     let name = missing.display().to_string();
-    let found: Vec<Superblock> = there.iter().map(|t| t.superblock.clone()).collect();
+    let found = superblocks(&there);
     let Err(Misfit::Missing(place, _)) = judge(&found) else {
         return Ok(None);
     };
@@ -70,30 +88,31 @@ pub(crate) fn go_on(paths: &[PathBuf]) -> Result<Option<Rest>> {
     let mut devices: Vec<Arc<Device>> = there.iter().map(|t| t.device.clone()).collect();
     let missing = Arc::new(Device::remote(Arc::new(Missing(name.clone()))));
     devices.insert(usize::from(place), missing);
-    let Some(left) = left(&lead, devices, place).map_err(|e| refused(&name, &e))? else {
+    let refused = |why: &str| refused(&name, what, why);
+    let Some(left) = left(&lead, devices, place).map_err(|e| refused(&e))? else {
         return Ok(None);
     };
     if let Some(hindrance) = left.hindrance {
-        return Err(refused(&name, words(hindrance)));
+        return Err(refused(words(hindrance)));
     }
     let mut rest: Vec<Arc<Device>> = there.iter().map(|t| t.device.clone()).collect();
     change::go_on_without(&mut rest, usize::from(place), left.floor)
-        .map_err(|(_, e)| refused(&name, &e.to_string()))?;
+        .map_err(|(_, e)| refused(&e.to_string()))?;
     Ok(Some(Rest {
         flash: there.into_iter().map(|t| t.path).collect(),
         kept_blocks: left.kept_blocks,
         device: name.clone(),
         words: format!(
-            "flash device {name} is missing, and held nothing but {} of clean copies: the pool goes on without it, with {} cached on the others; if it comes back, it is not used any more",
+            "flash device {name} is {what}, and held nothing but {} of clean copies: the pool goes on without it, with {} cached on the others; if it comes back, it is not used any more",
             human(left.gone_blocks * BLOCK),
             human(left.kept_blocks * BLOCK)
         ),
     }))
 }
 
-fn refused(name: &str, why: &str) -> Error {
+fn refused(name: &str, what: &str, why: &str) -> Error {
     Error::unavailable(
-        format!("flash device {name} is missing, and the pool cannot go on without it: {why}"),
+        format!("flash device {name} is {what}, and the pool cannot go on without it: {why}"),
         "put it back; if it is dead, have a blank device take the place of the flash with `hearth pool adopt-flash`",
     )
 }

@@ -133,6 +133,43 @@ fn only_all_devices_of_one_moment_are_served() -> Result<()> {
     Ok(())
 }
 
+/// The other one has what came later. Nothing was dirty, so the pool goes on as if it were missing; with the first, which
+/// has the tables, the disks are served without a cache.
+#[test]
+fn older_copy_of_device_counts_as_missing() -> Result<()> {
+    for first in [false, true] {
+        let (mut hearth, second) = two()?;
+        hearth.start()?;
+        let origin = blank(&hearth, "o.img")?;
+        hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+        hearth.stop()?;
+        let device = if first {
+            hearth.flash().to_owned()
+        } else {
+            second.clone()
+        };
+        let old = hearth.dir().join("old.img");
+        std::fs::copy(&device, &old)?;
+        hearth.start()?;
+        let mut client = hearth.connect("d")?;
+        client.write(0, &[7; BLOCK])?;
+        drop(client);
+        hearth.stop()?;
+        std::fs::copy(&old, &device)?;
+        hearth.start().with_context(|| hearth.log())?;
+        let mut client = hearth.connect("d")?;
+        ensure!(client.read(0, BLOCK as u32)? == [7; BLOCK]);
+        drop(client);
+        let pool = hearth.said(&["pool", "show"])? + &hearth.log();
+        let older = format!("{} is older than", path(&device));
+        ensure!(pool.contains(&older), "{pool}");
+        if !first {
+            ensure!(devices(&hearth)? == [path(hearth.flash())]);
+        }
+    }
+    Ok(())
+}
+
 /// What one device held is gone with it. As with a single one, a disk of which nothing was dirty does not mind.
 #[test]
 fn with_one_device_gone_whole_disks_are_served() -> Result<()> {
