@@ -291,8 +291,11 @@ impl Beside {
             .map(|n| n.upto_ms)
     }
 
-    /// Notes that of ordered disks, durably when it returns `Ok`; 0: nothing is known.
+    /// Notes that of ordered disks, durably when it returns `Ok`; 0: nothing is known. What is known of a disk that
+    /// was lost with its flash stays until its origin is trusted: new flash knows nothing of it.
     pub(crate) fn note_order(&self, disks: &[(u16, Uuid, u64)]) -> io::Result<()> {
+        let lost = |disk: &&(u16, Uuid, u64)| self.said(|notes| notes.lost.contains(disk.0));
+        let disks: Vec<_> = disks.iter().filter(|disk| !lost(disk)).copied().collect();
         let path = self.order_path();
         if disks.is_empty() || disks.iter().all(|d| d.2 == 0) && !path.exists() {
             return Ok(());
@@ -307,7 +310,7 @@ impl Beside {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)?;
         let mut changed = false;
-        for &(id, serial, upto_ms) in disks {
+        for (id, serial, upto_ms) in disks {
             let old = read_order(&file, id)?;
             if old.is_some_and(|o| o.serial == serial && o.upto_ms == upto_ms) {
                 continue;

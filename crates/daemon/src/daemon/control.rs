@@ -479,7 +479,7 @@ impl Daemon {
     /// asks for that.
     fn enters_order(&self, record: &DiskRecord, wanted: &DiskRecord) -> Result<()> {
         let ordered = hearth_format::CacheMode::WriteBackOrdered;
-        if record.mode == ordered || wanted.mode != ordered {
+        if record.mode == ordered || wanted.mode != ordered || self.is_kept_back(record) {
             return Ok(());
         }
         let Some(beside) = lock(&self.pool).beside().cloned() else {

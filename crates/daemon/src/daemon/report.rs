@@ -225,7 +225,12 @@ impl Daemon {
             beside.ordered_upto(record.id, record.serial)
         };
         let now = hearth_io::now_ns();
-        let state = self.engine.order(record.id, now);
+        let lost = |beside: &std::sync::Arc<crate::beside::Beside>| {
+            beside.said(|notes| notes.lost.contains(record.id))
+        };
+        // Of a disk that was lost with its flash the engine, which has new flash, knows nothing.
+        let lost = self.beside.as_ref().is_some_and(lost);
+        let state = self.engine.order(record.id, now).filter(|_| !lost);
         let upto = match state.map(|s| s.upto) {
             Some(Upto::Mixed) => None,
             Some(Upto::At(_)) => self.origin_upto(record.id),

@@ -373,19 +373,6 @@ impl Subject {
         if self.kind.flash == Flash::One {
             std::fs::remove_file(self.hearth.flash())?;
         }
-        if self.kind.mode == ORDERED && !event.takes_disk() {
-            // What is served and what is told without flash is looked at first.
-            self.hearth.start()?;
-            let known = wait::until("the disk is refused or served", LIMIT, || {
-                let info = self.info().ok()?;
-                let state = info["state"].as_str()?;
-                ["attached", "refused"].contains(&state).then_some(info)
-            })?;
-            let order = &known["order"];
-            let holds = known["state"] == "refused" && order["in_order"] == true;
-            self.told = order["upto"].as_u64().filter(|_| holds);
-            let _ = self.hearth.stop();
-        }
         self.hearth.set_flash(new);
         let kept = |arg: &String| !arg.ends_with(".mnt/flash") && arg != "--flash";
         self.hearth.serve_args.retain(kept);
@@ -394,7 +381,18 @@ impl Subject {
         let adopt = ["pool", "adopt-flash", "--flash", &flash, "--size", "160M"];
         self.hearth
             .ok(&[&adopt[..], &["--state-dir", path(&state)]].concat())?;
-        self.hearth.start().map(drop)
+        self.hearth.start()?;
+        if self.kind.mode == ORDERED && !event.takes_disk() {
+            let known = wait::until("the disk is refused or served", LIMIT, || {
+                let info = self.info().ok()?;
+                let state = info["state"].as_str()?;
+                ["attached", "refused"].contains(&state).then_some(info)
+            })?;
+            let order = &known["order"];
+            let holds = known["state"] == "refused" && order["in_order"] == true;
+            self.told = order["upto"].as_u64().filter(|_| holds);
+        }
+        Ok(())
     }
 
     /// Nothing dirty is lost with one of two SSDs: once no guest has to connect again for it, the daemon goes on with the other, if

@@ -416,6 +416,52 @@ fn an_ordered_disk_without_flash_is_as_after_a_power_cut() -> Result<()> {
     Ok(())
 }
 
+/// The documented steps, without a start in between that would show what is lost: new flash knows nothing of the disk,
+/// and what is known of its origin stays as it was.
+#[test]
+fn adopted_flash_keeps_time_of_ordered_disk() -> Result<()> {
+    let mut hearth = Hearth::with_pool("160M")?;
+    hearth.serve_args = ["--destage-rate", "16K"].map(str::to_owned).to_vec();
+    hearth.start()?;
+    let file = blank(&hearth, "o.raw")?;
+    hearth.add("o", path(&file), &["--mode", "write-back-ordered"])?;
+    let mut client = hearth.connect("o")?;
+    let shown = |hearth: &Hearth| -> Result<serde_json::Value> {
+        let shown = hearth.ok(&["disk", "show", "o", "--json"])?;
+        Ok(serde_json::from_str(&shown)?)
+    };
+    client.write(0, &[1; BLOCK])?;
+    client.flush()?;
+    wait::until("it is known how far the origin is", LIMIT, || {
+        shown(&hearth).ok()?["order"]["upto"].as_u64().map(drop)
+    })?;
+    wait_whole(&hearth)?;
+    for block in 1..200 {
+        client.write(block * BLOCK as u64, &[1; BLOCK])?;
+        client.flush()?;
+    }
+    drop(client);
+    flash_dies(&mut hearth)?;
+    let known = noted_order(&hearth).filter(|upto| *upto > 0);
+    ensure!(known.is_some(), "nothing was noted");
+    adopt(&hearth, &["--size", "160M"])?;
+    for _ in 0..2 {
+        hearth.start()?;
+        wait_state(&hearth, "o", "refused")?;
+        let why = hearth.ok(&["disk", "show", "o"])?;
+        ensure!(
+            why.contains("everything that was flushed up to 20"),
+            "{why}"
+        );
+        ensure!(shown(&hearth)?["order"]["upto"].as_u64() == known, "{why}");
+        hearth.stop()?;
+        ensure!(noted_order(&hearth) == known, "it was overwritten");
+    }
+    hearth.start()?;
+    hearth.ok(&["disk", "set", "o", "--trust", "origin"])?;
+    wait_state(&hearth, "o", "attached")
+}
+
 /// Writes that went on past flash that had failed are in no order, also if the daemon is stopped at once.
 #[test]
 fn no_time_is_told_of_an_ordered_disk_that_was_written_past_its_flash() -> Result<()> {
