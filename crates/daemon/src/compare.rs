@@ -188,7 +188,7 @@ impl Subject<'_> {
     fn compare(self, blocks: &[(u64, u32)], go_on: &mut dyn FnMut(&Compared) -> bool) -> Compared {
         let is_still = |block: u64, sum: u32| {
             let now = self.engine.clean_sums(self.id, block..block + 1);
-            now == [(block, sum)]
+            matches!(now[..], [(at, now, _)] if (at, now) == (block, sum))
         };
         compare(self.device, blocks, &is_still, go_on)
     }

@@ -23,7 +23,7 @@ use hearth_fault::Fault;
 use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps, NOTES_BYTES};
 use hearth_format::{DiskRecord, Uuid};
 use hearth_io::{BLOCK, Device, OriginSpec};
-use hearth_mirror::{Book, Habits, LegOpener, Mirror, Sample, Setup, Sums, leg_timeout};
+use hearth_mirror::{Book, Cache, Cached, Habits, LegOpener, Mirror, Sample, Setup, leg_timeout};
 use hearth_origin::{Backing, How};
 
 use crate::error::{Error, Kind, Result};
@@ -377,24 +377,38 @@ fn together(
     Ok(Device::remote(Arc::new(mirror)))
 }
 
-/// Checksums of what the cache has of a disk.
-struct Cached {
+/// The pool's cache of a disk.
+struct DiskCache {
     engine: Weak<Engine>,
     id: u16,
 }
 
-impl Sums for Cached {
-    fn clean(&self, offset: u64, len: u64) -> Vec<(u64, u32)> {
+impl Cache for DiskCache {
+    fn clean(&self, offset: u64, len: u64) -> Vec<Cached> {
         let blocks = offset / BLOCK..(offset + len).div_ceil(BLOCK);
-        let engine = self.engine.upgrade();
-        engine.map_or_else(Vec::new, |engine| engine.clean_sums(self.id, blocks))
+        let Some(engine) = self.engine.upgrade() else {
+            return Vec::new();
+        };
+        let cached = |(block, sum, written)| Cached {
+            block,
+            sum,
+            written,
+        };
+        let sums = engine.clean_sums(self.id, blocks);
+        sums.into_iter().map(cached).collect()
+    }
+
+    fn drop_unlike(&self, offset: u64, right: &[u32]) {
+        if let Some(engine) = self.engine.upgrade() {
+            engine.drop_unlike(self.id, offset / BLOCK, right);
+        }
     }
 }
 
 /// From now on a scrub of this origin compares with what is cached of the disk, too.
 pub(crate) fn know_cache(device: &Device, engine: &Arc<Engine>, id: u16) {
     if let Some(mirror) = of(device) {
-        mirror.set_sums(Arc::new(Cached {
+        mirror.set_cache(Arc::new(DiskCache {
             engine: Arc::downgrade(engine),
             id,
         }));

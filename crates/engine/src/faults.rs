@@ -31,6 +31,8 @@ pub enum Fault {
     AreaUnwiped,
     /// Take for the log what stands in an area.
     AreaRead,
+    /// Drop what is dirty with the clean copies that are not as an origin's replicas are.
+    DropUnlikeDirty,
     /// Keep what a crash left of a scratch disk.
     KeepScratch,
     /// Answer a flush without flushing the flash device.
@@ -378,6 +380,7 @@ impl Fault {
         Fault::RelogBehindNewer,
         Fault::EvictKept,
         Fault::KeepScratch,
+        Fault::DropUnlikeDirty,
         Fault::FlushOneDevice,
         Fault::FlushEndsEarly,
         Fault::FlushForgetsOne,

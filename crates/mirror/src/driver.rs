@@ -11,7 +11,7 @@ use crate::mirror::{Book, LegOpener, Shared, leg_timeout, lock, nanoseconds};
 use crate::news::News;
 use crate::regions::Regions;
 use crate::sample::{Likeness, Sample, sample};
-use crate::scrub::{ScrubOrder, Scrubbing, compare};
+use crate::scrub::{ScrubOrder, Scrubbing, compare, sums_of};
 use hearth_fault::Fault;
 use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps};
 use hearth_io::{
@@ -550,12 +550,24 @@ impl Driver {
                     Some((*leg, buf.slice(0, len as usize)))
                 };
                 let read: Vec<(usize, BufSlice)> = reads.iter().filter_map(read).collect();
-                let sums = lock(&self.shared.sums).clone();
-                let known = sums.map_or_else(Vec::new, |sums| sums.clean(offset, len));
+                let cache = lock(&self.shared.cache).clone();
+                let known = cache.map_or_else(Vec::new, |cache| cache.clean(offset, len));
                 let bytes: Vec<(usize, &[u8])> =
                     read.iter().map(|(leg, buf)| (*leg, buf.bytes())).collect();
                 let found = compare(offset, &bytes, &known, prefer);
                 self.machine.compared(now_ns(), check, found);
+            }
+            Action::Settled {
+                read,
+                from,
+                offset,
+                len,
+            } => {
+                let cache = lock(&self.shared.cache).clone();
+                if let Some((cache, (buf, _))) = cache.zip(self.reads.get(&read)) {
+                    let held = buf.slice(from as usize, len as usize);
+                    cache.drop_unlike(offset, &sums_of(held.bytes()));
+                }
             }
             Action::Scrubbed(end) => self.scrubbed(&end),
             Action::Repaired { leg, offset, len } => {

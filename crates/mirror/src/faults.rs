@@ -38,6 +38,14 @@ pub enum Fault {
     CheckSkipsErrors,
     /// A place counts as repaired before it is durable.
     CheckUnflushed,
+    /// A cached copy that was read from a leg decides between legs.
+    CheckTrustsReads,
+    /// What was damaged on its way is taken for what a leg holds.
+    CheckOneLook,
+    /// What is cached stays, though a leg with something else was preferred.
+    CheckKeepsCopies,
+    /// What is undecided is written to a leg that cannot read its own.
+    CheckGuesses,
 }
 
 impl Fault {
@@ -56,11 +64,21 @@ impl Fault {
 
 thread_local! {
     static BELIEVING: Cell<bool> = const { Cell::new(false) };
+    static TRUSTING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether [`Fault::StaleBelieved`] is in force on this thread: it is asked before there is a machine.
 pub fn believe(on: bool) {
     BELIEVING.set(on);
+}
+
+/// Whether [`Fault::CheckTrustsReads`] is in force on this thread: what is read is compared without a machine.
+pub fn trust(on: bool) {
+    TRUSTING.set(on);
+}
+
+pub(crate) fn is_trusting() -> bool {
+    TRUSTING.get()
 }
 
 pub(crate) fn is_believing() -> bool {

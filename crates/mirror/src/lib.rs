@@ -26,9 +26,9 @@ mod scrub;
 mod sim;
 
 pub use habits::{Habits, ScrubState, Wall, host_time};
-pub use machine::{Action, Machine};
+pub use machine::{Action, Cached, Machine};
 pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed, leg_timeout};
 pub use news::{News, Witness};
 pub use regions::Regions;
 pub use sample::{Sample, sample};
-pub use scrub::{ScrubOrder, Sums, compare};
+pub use scrub::{Cache, ScrubOrder, compare};

@@ -31,7 +31,9 @@ use hearth_format::mirror::{LegStamp, LegState, MirrorStamps, REGIONS_MAX};
 use hearth_io::IoError;
 use requests::Request;
 use scrub::Scrub;
-pub use scrub::{Difference, Finding, Held, ScrubEnd, ScrubReport, UNDECIDED_MAX, decide};
+pub use scrub::{
+    Cached, Difference, Finding, Held, ScrubEnd, ScrubReport, Seen, UNDECIDED_MAX, decide,
+};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Who asked, as the caller calls it.
@@ -132,6 +134,18 @@ pub enum Action {
         reads: Vec<(usize, IoId)>,
         /// The leg that is right where nothing else tells.
         prefer: Option<usize>,
+    },
+    /// From `offset` on all legs hold what this read has brought from its byte `from` on: what is cached of that and is
+    /// something else has to be dropped, before this answers, and whatever is being read there.
+    Settled {
+        /// The read.
+        read: IoId,
+        /// Where in it.
+        from: u64,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
     },
     /// A scrub has ended.
     Scrubbed(ScrubEnd),

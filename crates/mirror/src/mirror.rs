@@ -6,7 +6,7 @@ use crate::machine::{LegReport, Limits, Machine, Opening};
 use crate::news::{News, Witness};
 use crate::regions::Regions;
 use crate::sample::{Likeness, Sample, strangers};
-use crate::scrub::{ScrubOrder, Sums};
+use crate::scrub::{Cache, ScrubOrder};
 use hearth_fault::Fault;
 use hearth_format::Uuid;
 use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps, region_bytes};
@@ -144,7 +144,7 @@ pub(crate) struct Shared {
     pub(crate) report: Mutex<Vec<LegReport>>,
     pub(crate) witness: Arc<dyn Witness>,
     pub(crate) habits: Mutex<Habits>,
-    pub(crate) sums: Mutex<Option<Arc<dyn Sums>>>,
+    pub(crate) cache: Mutex<Option<Arc<dyn Cache>>>,
     names: Mutex<Vec<(String, Option<Fault>)>>,
     size: AtomicU64,
 }
@@ -487,9 +487,9 @@ impl Mirror {
         lock(&self.shared.habits).clone()
     }
 
-    /// From now on a scrub compares with these as well.
-    pub fn set_sums(&self, sums: Arc<dyn Sums>) {
-        *lock(&self.shared.sums) = Some(sums);
+    /// From now on a scrub compares with what this cache has as well.
+    pub fn set_cache(&self, cache: Arc<dyn Cache>) {
+        *lock(&self.shared.cache) = Some(cache);
     }
 }
 
@@ -544,7 +544,7 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
             report: Mutex::new(machine.report()),
             witness,
             habits: Mutex::new(habits.clone()),
-            sums: Mutex::default(),
+            cache: Mutex::default(),
             names: Mutex::new(names),
             size: AtomicU64::new(size),
         });

@@ -1,6 +1,6 @@
 //! What a scrub compares, and what may be asked of it.
 
-use crate::machine::{Finding, Held, decide};
+use crate::machine::{Cached, Finding, Held, Seen, decide};
 use hearth_io::{BLOCK, checksum::crc32c};
 
 /// What is to be done about scrubs. Nothing set: nothing.
@@ -30,19 +30,37 @@ pub(crate) struct Scrubbing {
     pub(crate) kept_ns: u64,
 }
 
-/// Checksums of what is cached of a disk.
-pub trait Sums: Send + Sync {
-    /// Blocks in this range that are cached and equal to the origin, with their CRC32C, in order. None that is just
-    /// being changed. Must not wait for the mirror.
-    fn clean(&self, offset: u64, len: u64) -> Vec<(u64, u32)>;
+/// The cache of a disk.
+pub trait Cache: Send + Sync {
+    /// Blocks in this range that are cached and equal to the origin, in order. None that is just being changed. Must
+    /// not wait for the mirror.
+    fn clean(&self, offset: u64, len: u64) -> Vec<Cached>;
+
+    /// Drops what is cached from `offset` on and does not have these CRC32Cs, block by block, and whatever is being
+    /// read there; nothing that is dirty. Must not wait for the mirror.
+    fn drop_unlike(&self, offset: u64, right: &[u32]);
 }
 
-/// Compares what legs hold from `offset` on, block by block, with one another and with `known` checksums. The offset is
+/// Compares what legs hold from `offset` on, block by block, with one another and with what is cached. The offset is
 /// that of a block.
 pub fn compare(
     offset: u64,
     legs: &[(usize, &[u8])],
-    known: &[(u64, u32)],
+    known: &[Cached],
+    prefer: Option<usize>,
+) -> Seen {
+    let sum = match legs.first() {
+        Some((_, first)) if first.len() as u64 <= BLOCK => sum_of(first),
+        _ => 0,
+    };
+    let findings = differences(offset, legs, known, prefer);
+    Seen { findings, sum }
+}
+
+fn differences(
+    offset: u64,
+    legs: &[(usize, &[u8])],
+    known: &[Cached],
     prefer: Option<usize>,
 ) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
@@ -60,10 +78,10 @@ pub fn compare(
         };
         let place = offset + start as u64;
         let known = known
-            .binary_search_by_key(&(place / BLOCK), |(block, _)| *block)
+            .binary_search_by_key(&(place / BLOCK), |cached| cached.block)
             .ok()
             .and_then(|i| known.get(i))
-            .map(|(_, sum)| *sum);
+            .copied();
         let mut held: Vec<Held> = Vec::new();
         let blocks: Vec<Vec<u8>> = legs.iter().map(|(_, bytes)| here(bytes)).collect();
         let Some(one) = blocks.first() else {
@@ -88,6 +106,11 @@ pub fn compare(
     found
 }
 
+/// The checksums of blocks, of which the last may be cut short.
+pub(crate) fn sums_of(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(BLOCK as usize).map(sum_of).collect()
+}
+
 /// The checksum of a block as it is cached: the last one of a disk of an odd size is filled up with zeros.
 fn sum_of(block: &[u8]) -> u32 {
     let mut whole = block.to_vec();
@@ -103,16 +126,19 @@ fn joins(last: &mut Finding, next: &Finding) -> bool {
                 offset,
                 len,
                 leg,
+                sum,
                 wrong,
             },
             Finding::Right {
                 offset: at,
                 len: more,
                 leg: other,
+                sum: next,
                 wrong: also,
             },
         ) if *offset + *len == *at && leg == other && wrong == also => {
             *len += more;
+            *sum = crc32c(&[sum.to_le_bytes(), next.to_le_bytes()].concat());
             true
         }
         (Finding::Undecided(last), Finding::Undecided(next))
@@ -139,7 +165,7 @@ mod tests {
             b[at] = 2;
         }
         let legs = [(0, &a[..]), (1, &b[..])];
-        let found = compare(8192, &legs, &[], None);
+        let found = compare(8192, &legs, &[], None).findings;
         let place = |finding: &Finding| match finding {
             Finding::Undecided(d) => (d.offset, d.len),
             Finding::Right { offset, len, .. } => (*offset, *len),
@@ -147,15 +173,26 @@ mod tests {
         let places: Vec<(u64, u64)> = found.iter().map(place).collect();
         assert_eq!(places, [(8192 + 4096, 2 * 4096), (8192 + 5 * 4096, 100)]);
         // The cache has one block as the second leg has it, and the odd one as the first.
-        let known = [(3, sum_of(&b[4096..8192])), (7, sum_of(&a[5 * 4096..]))];
-        let found = compare(8192, &legs, &known, None);
+        let cached = |block, sum| Cached {
+            block,
+            sum,
+            written: true,
+        };
+        let known = [
+            cached(3, sum_of(&b[4096..8192])),
+            cached(7, sum_of(&a[5 * 4096..])),
+        ];
+        let found = compare(8192, &legs, &known, None).findings;
         let right = |finding: &Finding| match finding {
             Finding::Undecided(_) => None,
             Finding::Right { leg, .. } => Some(*leg),
         };
         let legs_right: Vec<Option<usize>> = found.iter().map(right).collect();
         assert_eq!(legs_right, [Some(1), None, Some(0)]);
-        assert_eq!(compare(0, &[(0, &a), (1, &a)], &[(0, 5)], None).len(), 1);
-        assert!(compare(0, &[(0, &a), (1, &a)], &[], None).is_empty());
+        assert_eq!(
+            differences(0, &[(0, &a), (1, &a)], &[cached(0, 5)], None).len(),
+            1
+        );
+        assert!(differences(0, &[(0, &a), (1, &a)], &[], None).is_empty());
     }
 }

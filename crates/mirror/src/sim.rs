@@ -8,7 +8,7 @@ mod scrub;
 mod single;
 
 pub(crate) use crate::faults::Fault;
-use crate::machine::{Action, Data, IoId, Limits, Machine, Opening, ScrubEnd, What};
+use crate::machine::{Action, Cached, Data, IoId, Limits, Machine, Opening, ScrubEnd, What};
 use crate::regions::Regions;
 use hearth_format::Uuid;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
@@ -165,8 +165,10 @@ struct World {
     lost: u32,
     back: u32,
     /// What is cached, by block; how a scrub ended.
-    known: Vec<Option<Version>>,
+    known: Vec<Option<Cached>>,
     scrubbed: Option<ScrubEnd>,
+    /// Of 100 comparisons, in so many something was damaged on its way from a leg.
+    damage: u64,
     /// The regions were lost with the last crash.
     forgot: bool,
     limits: Limits,
@@ -206,6 +208,7 @@ impl World {
             ..Disk::default()
         };
         crate::faults::believe(fault == Some(Fault::StaleBelieved));
+        crate::faults::trust(fault == Some(Fault::CheckTrustsReads));
         let blocks = if dice.chance(30) { SMALL } else { BLOCKS };
         let count = (blocks as u64 * BLOCK).div_ceil(REGION) as u32;
         let mut disks = vec![disk; legs];
@@ -243,6 +246,7 @@ impl World {
             back: 0,
             known: vec![None; BLOCKS],
             scrubbed: None,
+            damage: 0,
             forgot: false,
             limits: LIMITS,
             complete: false,
@@ -432,6 +436,12 @@ impl World {
                 reads,
                 prefer,
             } => self.compare_read(check, offset, len, &reads, prefer)?,
+            Action::Settled {
+                read,
+                from,
+                offset,
+                len,
+            } => self.drop_unlike(read, from, offset, len)?,
             Action::Scrubbed(end) => self.scrubbed = Some(end),
         }
         Ok(())

@@ -176,6 +176,7 @@ fn profile(fault: Fault) -> &'static str {
         Fault::EvictDirty | Fault::ZeroKeepsCopies | Fault::WriteKeepsZeros => "calm",
         Fault::ForgetInHead | Fault::WritePastDirty | Fault::WritePastUndurablyClean => "change",
         Fault::EvictKept => "flash-only-pressed",
+        Fault::DropUnlikeDirty => "mirrors",
         Fault::KeepScratch => "flash-only",
         Fault::TrustOldSummary => "crash",
         Fault::AgainUntold

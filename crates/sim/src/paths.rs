@@ -42,6 +42,7 @@ events! {
     RemovedInUse: "a disk is removed while requests of it are in flight",
     RemovalRefused: "a disk is not removed because it is served",
     CrashAfterReplacement: "a crash soon after a disk took the number of a removed one",
+    ScrubDeceived: "a scrub finds silent corruption",
     LossAccepted: "losses are accepted while requests run",
     WrittenAfterLoss: "a block that was accepted as lost is durably written again",
     RefusedNoDisk: "a request is refused because its disk is not attached",

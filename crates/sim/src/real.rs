@@ -461,7 +461,7 @@ impl Subject for RealSubject {
             }
         }
     }
-    fn clean_sums(&self, id: DiskId, offset: u64, len: u64) -> Vec<(u64, u32)> {
+    fn clean_sums(&self, id: DiskId, offset: u64, len: u64) -> Vec<(u64, u32, bool)> {
         let blocks = offset / BLOCK..(offset + len).div_ceil(BLOCK);
         self.engine.clean_sums(id, blocks)
     }
@@ -470,6 +470,9 @@ impl Subject for RealSubject {
     }
     fn drop_clean(&self, id: DiskId) -> Result<bool, String> {
         retry(self.engine.drop_clean(id)).map(|done| done.is_some())
+    }
+    fn drop_unlike(&self, id: DiskId, offset: u64, right: &[u32]) {
+        self.engine.drop_unlike(id, offset / BLOCK, right);
     }
     fn whole(&self, id: DiskId) -> bool {
         let status = self.engine.status(id);

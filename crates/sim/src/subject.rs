@@ -135,8 +135,8 @@ pub trait Subject {
     fn owed(&self, _id: DiskId) -> Vec<u64> {
         Vec::new()
     }
-    /// Checksums of clean cached blocks of a range, in order.
-    fn clean_sums(&self, _id: DiskId, _offset: u64, _len: u64) -> Vec<(u64, u32)> {
+    /// Clean cached blocks of a range, in order, with their checksums, and whether the guest wrote them.
+    fn clean_sums(&self, _id: DiskId, _offset: u64, _len: u64) -> Vec<(u64, u32, bool)> {
         Vec::new()
     }
     /// Says whether the clean copies of a disk equal its origin.
@@ -145,6 +145,8 @@ pub trait Subject {
     fn drop_clean(&self, _id: DiskId) -> Result<bool, String> {
         Ok(true)
     }
+    /// Drops clean copies from `offset` on that do not have these checksums.
+    fn drop_unlike(&self, _id: DiskId, _offset: u64, _right: &[u32]) {}
     /// Nothing of it is on flash that its origin lacks, nor will be of what was asked so far.
     fn whole(&self, _id: DiskId) -> bool {
         false

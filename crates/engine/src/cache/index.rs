@@ -25,7 +25,8 @@ pub type SlotNo = u32;
 
 /// Slot flag: the block differs from the origin.
 pub const DIRTY: u64 = 1;
-/// Slot flag: the checksum did not match and the data is lost.
+/// Slot flag of a dirty block: the checksum did not match and the data is lost. Of a clean one: it was written
+/// ([`SlotInfo::written`]).
 pub const LOST: u64 = 1 << 3;
 /// Slot flag: being copied elsewhere (destaged or reinserted); not kept over a restart.
 pub const MARK: u64 = 1 << 4;
@@ -84,8 +85,15 @@ pub struct SlotInfo {
     pub dirty: bool,
     /// Known unreadable.
     pub lost: bool,
+    /// A clean copy of what was written to the origin, not of what was read from it. False if that is not known.
+    pub written: bool,
     /// Uses since it was written, saturating.
     pub freq: u64,
+}
+
+/// A dirty block that is lost.
+fn is_lost(word: u64) -> bool {
+    word & (DIRTY | LOST) == DIRTY | LOST
 }
 
 /// The bits of a slot word.
@@ -368,7 +376,7 @@ impl Lookup {
             // Stored before the word was.
             crc: self.t.crc[slot as usize].load(Relaxed),
             dirty: word & DIRTY != 0,
-            lost: word & LOST != 0,
+            lost: is_lost(word),
             freq: (word & FREQ_MASK) >> FREQ_SHIFT,
         })
     }
@@ -561,7 +569,8 @@ impl Index {
         Some(SlotInfo {
             key: Key(m >> KEY_SHIFT),
             dirty: m & DIRTY != 0,
-            lost: m & LOST != 0,
+            lost: is_lost(m),
+            written: m & (DIRTY | LOST) == LOST,
             freq: (m & FREQ_MASK) >> FREQ_SHIFT,
         })
     }
@@ -593,18 +602,22 @@ impl Index {
         self.flag(slot, less << FREQ_SHIFT, FREQ_MASK);
     }
 
-    /// Changes the dirty flag.
-    pub fn set_dirty(&mut self, slot: SlotNo, dirty: bool) {
-        if dirty {
-            self.flag(slot, DIRTY, 0);
-        } else {
-            self.flag(slot, 0, DIRTY | LOST);
+    /// Clears the dirty flag: the origin was given what the slot holds, unless that is lost.
+    pub fn set_clean(&mut self, slot: SlotNo) {
+        match is_lost(self.t.word(slot)) {
+            true => self.flag(slot, 0, DIRTY | LOST),
+            false => self.flag(slot, LOST, DIRTY),
         }
     }
 
     /// Marks a dirty slot's data as lost.
     pub fn set_lost(&mut self, slot: SlotNo) {
         self.flag(slot, LOST, 0);
+    }
+
+    /// Marks a clean slot as a copy of what was written to the origin.
+    pub fn set_written(&mut self, slot: SlotNo) {
+        self.flag(slot, LOST, DIRTY);
     }
 
     /// True while the slot is being copied elsewhere.
@@ -717,8 +730,8 @@ impl Index {
                 continue;
             }
             self.set(info.key, slot, other.crc(slot), info.dirty, info.freq);
-            if info.lost {
-                self.set_lost(slot);
+            if info.lost || info.written {
+                self.flag(slot, LOST, 0);
             }
         }
         true
@@ -870,12 +883,35 @@ mod tests {
         assert_eq!((info.key, info.freq), (key, FREQ_MAX));
         assert!(info.dirty && info.lost && index.slot_mark(3));
         index.untouch(3);
-        index.set_dirty(3, false);
+        index.set_clean(3);
         index.set_mark(3, false);
         let info = index.slot(3).unwrap();
         assert_eq!((info.key, info.freq), (key, FREQ_MAX - 1));
         assert!(!info.dirty && !info.lost && !index.slot_mark(3));
+        assert!(!info.written, "the origin was not given what is lost");
         assert_eq!(index.get(key), Some(3));
+    }
+
+    #[test]
+    fn clean_slot_tells_written_from_read() {
+        let mut index = Index::new(8, 1);
+        let [read, written] = [0, 1].map(|block| Key::new(1, block));
+        index.set(read, 2, 7, false, 0);
+        index.set(written, 5, 8, true, 0);
+        let is_written = |index: &Index, slot| index.slot(slot).is_some_and(|s| s.written);
+        assert!(!is_written(&index, 2) && !is_written(&index, 5));
+        index.set_clean(5);
+        index.touch(5);
+        assert!(!is_written(&index, 2) && is_written(&index, 5));
+        let info = index.slot(5).unwrap();
+        assert!(!info.dirty && !info.lost && info.freq == 1);
+        assert!(!index.lookup().get(written).unwrap().lost);
+        let mut larger = Index::new(16, 1);
+        assert!(larger.take_over(&index, false));
+        assert!(!is_written(&larger, 2) && is_written(&larger, 5));
+        // What takes its place is judged anew.
+        index.set(written, 6, 9, false, 0);
+        assert!(!is_written(&index, 6));
     }
 
     proptest! {

@@ -299,9 +299,10 @@ impl Stage {
         }
     }
 
-    /// The checksum of a block that is here.
-    pub fn crc(&self, key: u64) -> Option<u32> {
-        Some(self.places[self.table[self.find(key)?] as usize].crc)
+    /// The checksum of a block that is here, and whether it was written to the origin.
+    pub fn crc(&self, key: u64) -> Option<(u32, bool)> {
+        let held = &self.places[self.table[self.find(key)?] as usize];
+        Some((held.crc, held.stay.written))
     }
 
     /// Keeps a copy of a block, with its checksum, in the oldest place, which [`take_oldest`](Self::take_oldest) has
@@ -430,7 +431,10 @@ mod tests {
         s.put(policy_key(1, 10), block(1).bytes(), 11, STAY);
         s.put(policy_key(1, 11), block(2).bytes(), 12, STAY);
         assert_eq!(s.read(policy_key(1, 10), &mut out), Some(Use::Hit));
-        assert_eq!((out.bytes()[7], s.crc(policy_key(1, 10))), (1, Some(11)));
+        assert_eq!(
+            (out.bytes()[7], s.crc(policy_key(1, 10))),
+            (1, Some((11, false)))
+        );
         s.forget(1, 10, 11);
         assert_eq!(s.read(policy_key(1, 10), &mut out), None);
         assert!(s.take_oldest().is_none(), "its place is empty");

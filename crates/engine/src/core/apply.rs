@@ -22,8 +22,12 @@ use hearth_format::Kind;
 pub(crate) enum Apply {
     /// New data from a client.
     Dirty,
-    /// A copy of the origin, unless its ticket was cancelled meanwhile.
-    Clean { ticket: u64, freq: u8 },
+    /// A copy of what was read from the origin, or written to it, unless its ticket was cancelled meanwhile.
+    Clean {
+        ticket: u64,
+        freq: u8,
+        written: bool,
+    },
     /// The same data at a new place, if it is still at the old one.
     Move { old: SlotNo, dirty: bool, freq: u8 },
     /// No data.
@@ -134,7 +138,11 @@ impl Core {
                         self.note_version(item.disk, block, slot, *crc, now);
                     }
                 }
-                Apply::Clean { ticket, freq } => {
+                Apply::Clean {
+                    ticket,
+                    freq,
+                    written,
+                } => {
                     let raced = self.opts.faults.has(Fault::CacheRacedMiss);
                     let ticket = self.known_mut(item.disk).ticket(ticket).cloned();
                     let mut voided = 0;
@@ -148,6 +156,9 @@ impl Core {
                         self.void_fill(item.disk, block - voided, voided);
                         voided = 0;
                         self.map(copy(&item, i, false), u64::from(freq), now);
+                        if written {
+                            self.cache.index.set_written(item.slot + i);
+                        }
                         self.drop_if_gone(item.disk, block, item.slot + i);
                     }
                     let end = item.block + u64::from(item.count);
@@ -173,12 +184,15 @@ impl Core {
                             self.flash.hold(item.slot + i);
                         }
                         if still || self.opts.faults.has(Fault::MoveOverNewer) {
-                            let lost = self.cache.index.slot(old + i).is_some_and(|s| s.lost);
+                            let was = self.cache.index.slot(old + i);
                             self.map(copy(&item, i, dirty), u64::from(freq), now);
-                            if lost {
+                            if was.is_some_and(|s| s.lost) {
                                 self.lose(item.disk, block, item.slot + i);
                             }
                             if !dirty {
+                                if was.is_some_and(|s| s.written) {
+                                    self.cache.index.set_written(item.slot + i);
+                                }
                                 self.drop_if_gone(item.disk, block, item.slot + i);
                             }
                         } else {

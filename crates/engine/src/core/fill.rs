@@ -1,11 +1,11 @@
 //! What is read of origins, and stays: in RAM at first, then on flash if it is worth more than what it displaces.
 
 use crate::api::{DiskId, Mode};
+use crate::cache::index::Key;
 use crate::cache::stage::{BYTES, disk_and_block, one_block, policy_key};
 use crate::core::Core;
-use crate::ctx::Sums;
 use crate::faults::Fault;
-use crate::request::read::FILLS_MAX;
+use crate::request::read::{CleanCopy, FILLS_MAX};
 use hearth_io::BufSlice;
 use hearth_policy::{Place, Stay};
 use smallvec::smallvec;
@@ -69,8 +69,12 @@ impl Core {
             && self.own_room(disk, 1)
         {
             let (data, crc) = self.cache.stage.oldest_data();
-            let data = one_block(data);
-            self.fill(disk, block, data, smallvec![crc], freq);
+            let copy = CleanCopy {
+                data: one_block(data),
+                crcs: smallvec![crc],
+                written: stay.written,
+            };
+            self.fill(disk, block, copy, freq);
         } else if let Some(d) = self.disk_mut(disk) {
             if stay.unused.is_some() {
                 d.counters.prefetch_wasted += 1;
@@ -86,21 +90,26 @@ impl Core {
             return;
         }
         // The checksum of what the origin said: the copy may lie in memory that a guest can write.
-        let Some(crc) = self.cache.stage.crc(policy_key(disk, block)) else {
+        let Some((crc, written)) = self.cache.stage.crc(policy_key(disk, block)) else {
             return;
         };
         self.stage_forget(disk, block, block + 1);
-        self.fill(disk, block, one_block(data.bytes()), smallvec![crc], 0);
+        let copy = CleanCopy {
+            data: one_block(data.bytes()),
+            crcs: smallvec![crc],
+            written,
+        };
+        self.fill(disk, block, copy, 0);
     }
 
     /// Puts a clean run, which nobody writes, in the append queue.
-    fn fill(&mut self, disk: DiskId, block: u64, data: BufSlice, crcs: Sums, freq: u8) {
-        let count = (data.len() / BYTES) as u64;
+    fn fill(&mut self, disk: DiskId, block: u64, copy: CleanCopy, freq: u8) {
+        let count = (copy.data.len() / BYTES) as u64;
         let ticket = self.take_ticket(disk, block, block + count, false);
         if let Some(d) = self.disk_mut(disk) {
             d.counters.fills += count;
         }
-        self.append_clean(disk, block, data, crcs, ticket, freq);
+        self.append_clean(disk, block, copy, ticket, freq);
     }
 
     /// May a fill be appended at all: is there room, is the disk cached, is what the origin said
@@ -202,6 +211,35 @@ impl Core {
         }
         self.cache.rival_at = (u32::MAX, 0);
         None
+    }
+
+    /// Drops clean copies of blocks that do not have these checksums; see [`Engine::drop_unlike`](crate::Engine::drop_unlike).
+    pub fn drop_unlike(&mut self, disk: DiskId, first: u64, right: &[u32]) {
+        let end = first + right.len() as u64;
+        let drops_dirty = self.opts.faults.has(Fault::DropUnlikeDirty);
+        let Some(d) = self.disk_mut(disk) else {
+            return;
+        };
+        d.cancel_fills(first, end);
+        for (block, crc) in (first..end).zip(right) {
+            let staged = self.cache.stage.crc(policy_key(disk, block));
+            if staged.is_some_and(|(its, _)| its != *crc) {
+                self.stage_forget(disk, block, block + 1);
+            }
+            let index = &self.cache.index;
+            let unlike = index.get(Key::new(disk, block)).is_some_and(|slot| {
+                let clean = index.slot(slot).is_some_and(|s| !s.dirty);
+                (clean || drops_dirty) && index.crc(slot) != *crc
+            });
+            if !unlike {
+                continue;
+            }
+            self.forget_block(disk, block);
+            // A record behind a newer one would void that.
+            if self.flash.takes_writes() && !self.superseding(disk, block, block + 1) {
+                self.record_drop(disk, block, 1);
+            }
+        }
     }
 
     /// Forgets what is staged of a range that is about to change or to be hidden.

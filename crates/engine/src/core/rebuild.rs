@@ -412,7 +412,7 @@ impl Replay for Rebuild<'_> {
         for block in blocks {
             let slot = self.rest.cache.index.get(Key::new(disk, block));
             let slot = slot.expect("a dirty block has a copy");
-            self.rest.cache.index.set_dirty(slot, false);
+            self.rest.cache.index.set_clean(slot);
             let owed = !self.rest.known(disk).is_promised();
             *self.rest.dirty_total -= u64::from(owed);
             self.rest.known_mut(disk).dirty.remove(block);

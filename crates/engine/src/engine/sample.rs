@@ -6,9 +6,11 @@
 //! ([`Engine::clean_spread`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use crate::api::DiskId;
 use crate::cache::index::Key;
+use crate::cache::stage::policy_key;
 use crate::engine::Engine;
 
 /// Clean blocks by number in the order of the disk, with their checksums.
@@ -79,25 +81,37 @@ impl Engine {
         found.into_iter().collect()
     }
 
-    /// Clean cached blocks of a disk among `blocks`, in order, with their checksums; none that a request is just changing,
-    /// which may be on the origin and not yet in the cache. While whoever asks keeps changes of these blocks from the
-    /// origin, it holds just this there.
-    pub fn clean_sums(&self, id: DiskId, blocks: std::ops::Range<u64>) -> Vec<(u64, u32)> {
+    /// Clean cached blocks of a disk among `blocks`, in order, with their checksums, and whether they were written to
+    /// the origin or read from it; none that a request is just changing, which may be on the origin and not yet in the
+    /// cache. While whoever asks keeps changes of these blocks from the origin, it holds just this there.
+    pub fn clean_sums(&self, id: DiskId, blocks: Range<u64>) -> Vec<(u64, u32, bool)> {
         let core = self.core();
         let Some(disk) = core.disk(id) else {
             return Vec::new();
         };
+        let index = &core.cache.index;
         let sum = |block: u64| {
-            let slot = core.cache.index.get(Key::new(id, block))?;
-            let info = core.cache.index.slot(slot)?;
-            let settled = !info.dirty && !disk.locks.meets(block, block + 1);
-            settled.then(|| (block, core.cache.index.crc(slot)))
+            if disk.locks.meets(block, block + 1) {
+                return None;
+            }
+            let Some(slot) = index.get(Key::new(id, block)) else {
+                let (crc, written) = core.cache.stage.crc(policy_key(id, block))?;
+                return Some((block, crc, written));
+            };
+            let info = index.slot(slot).filter(|info| !info.dirty)?;
+            Some((block, index.crc(slot), info.written))
         };
         blocks.filter_map(sum).collect()
     }
 
-    /// Clean cached blocks of a disk that were put on flash last, newest first, at most `max`: what an older copy of the
-    /// origin does not have.
+    /// Drops the clean copies of a disk's blocks from `first` on that do not have the checksums `right`, in RAM and on
+    /// flash, and whatever is being read of them. Dirty blocks and writes under way stay.
+    pub fn drop_unlike(&self, id: DiskId, first: u64, right: &[u32]) {
+        self.core().drop_unlike(id, first, right);
+    }
+
+    /// Clean cached blocks of a disk that were put on flash last, at most `max`: up to half of them were written by guests,
+    /// which is what an older copy of the origin does not have, the others were read.
     pub fn clean_recent(&self, id: DiskId, max: usize) -> Sample {
         let core = self.core();
         let slots = core.cache.index.slots();
@@ -114,11 +128,19 @@ impl Engine {
         let clean = latest.take(LOOKS_MAX).filter_map(|slot| {
             let info = core.cache.index.slot(slot)?;
             let is_clean = info.key.disk() == id && !info.dirty;
-            is_clean.then(|| (info.key.block(), core.cache.index.crc(slot)))
+            is_clean.then(|| (info.key.block(), core.cache.index.crc(slot), info.written))
         });
         let mut seen = BTreeSet::new();
-        let once = clean.filter(|(block, _)| seen.insert(*block));
-        once.take(max).collect()
+        let mut left = [max / 2; 2];
+        let mut found = Vec::new();
+        for (block, sum, written) in clean {
+            let left = &mut left[usize::from(written)];
+            if *left > 0 && seen.insert(block) {
+                *left -= 1;
+                found.push((block, sum));
+            }
+        }
+        found
     }
 
     /// Clean cached blocks of a disk, in order: all of them, or those of a random choice of its stretches of 1 MiB, so

@@ -48,6 +48,15 @@ pub(crate) enum Fill {
     Cached,
 }
 
+/// A run of blocks as the origin has it.
+pub(crate) struct CleanCopy {
+    pub data: BufSlice,
+    /// Of each block.
+    pub crcs: Sums,
+    /// It was written to the origin, not read from it.
+    pub written: bool,
+}
+
 /// A run of blocks being read from the origin.
 #[derive(Debug)]
 pub(crate) struct Miss {
@@ -644,7 +653,12 @@ impl Core {
             d.counters.fills += miss.count;
             self.origin_was_read(miss.disk);
             let crcs = crcs(&miss.data);
-            self.append_clean(miss.disk, miss.block, miss.data, crcs, miss.ticket, 0);
+            let data = CleanCopy {
+                data: miss.data,
+                crcs,
+                written: false,
+            };
+            self.append_clean(miss.disk, miss.block, data, miss.ticket, 0);
         } else {
             d.drop_ticket(miss.ticket);
             self.origin_was_read(miss.disk);
@@ -691,18 +705,19 @@ impl Core {
         id
     }
 
-    /// Puts a copy of the origin with its checksums, used `freq` times since it came, in the append queue.
-    pub fn append_clean(
-        &mut self,
-        disk: u16,
-        block: u64,
-        data: BufSlice,
-        crcs: Sums,
-        ticket: u64,
-        freq: u8,
-    ) {
+    /// Puts a copy of the origin, used `freq` times since it came, in the append queue.
+    pub fn append_clean(&mut self, disk: u16, block: u64, copy: CleanCopy, ticket: u64, freq: u8) {
+        let CleanCopy {
+            data,
+            crcs,
+            written,
+        } = copy;
         let token = Purpose {
-            apply: Apply::Clean { ticket, freq },
+            apply: Apply::Clean {
+                ticket,
+                freq,
+                written,
+            },
             then: Then::Ticket { disk, ticket },
         };
         self.flash.log.push(Item::data(

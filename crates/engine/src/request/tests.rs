@@ -2,11 +2,12 @@
 
 use crate::api::{Effects, FlashFault, Mode, ReqError, ReqOp, Request};
 use crate::cache::index::Key;
+use crate::cache::stage::policy_key;
 use crate::core::{Core, EngineOptions};
 use crate::engine::{Engine, KnownDisk};
 use crate::ids::ReqId;
 use crate::request::answer::{Answer, Asker};
-use crate::request::read::padded_sums;
+use crate::request::read::{CleanCopy, padded_sums};
 use crate::request::state::{Flush, State, Step};
 use hearth_format::{DeviceEntry, Layout, Superblock, Uuid};
 use hearth_io::checksum::crc32c;
@@ -193,7 +194,7 @@ fn a_write_past_flash_that_the_origin_refuses_leaves_no_clean_copy() {
     rig.end(FLASH, OpKind::Write, Ok(()));
     let key = |block| Key::new(DISK, block);
     let slot = rig.core.cache.index.get(key(0)).expect("it is cached");
-    rig.core.cache.index.set_dirty(slot, false);
+    rig.core.cache.index.set_clean(slot);
     rig.core.flash.slot_cleaned(slot);
     rig.core.known_mut(DISK).no_longer_dirty(0);
     rig.core.dirty_total -= 1;
@@ -416,4 +417,45 @@ fn no_more_may_be_dirty_than_there_is_room_for_in_both_halves() {
     let now = [core.dirty_room(100), core.capacity_blocks()];
     // Halves are rounded.
     assert!(now.iter().all(|now| now.abs_diff(room) <= 1), "{now:?}");
+}
+
+/// What is cached and is not as an origin's replicas are is dropped wherever it is, and what is dirty stays.
+#[test]
+fn copies_unlike_the_origin_are_dropped_everywhere() {
+    let mut rig = Rig::new(Mode::WriteBack);
+    let zeros = crc32c(&[0; BLOCK as usize]);
+    let cached = |rig: &Rig, block: u64| {
+        let staged = rig.core.cache.stage.contains(policy_key(DISK, block));
+        staged || rig.core.cache.index.get(Key::new(DISK, block)).is_some()
+    };
+    // Block 0 is on flash, 2 in RAM, 4 being read, 6 dirty.
+    let copy = CleanCopy {
+        data: Buf::zeroed(BLOCK as usize).all(),
+        crcs: [zeros].into_iter().collect(),
+        written: false,
+    };
+    let ticket = rig.core.take_ticket(DISK, 0, 1, false);
+    rig.core.append_clean(DISK, 0, copy, ticket, 0);
+    rig.write(2, 6 * BLOCK, BLOCK, false);
+    rig.end(FLASH, OpKind::Write, Ok(()));
+    let stay = hearth_policy::Stay {
+        freq: 0,
+        covered: false,
+        unused: None,
+        written: false,
+    };
+    let data = Buf::zeroed(BLOCK as usize).all();
+    rig.core.stage_put(DISK, 2, &data, &[zeros], |_| stay);
+    let ticket = rig.core.take_ticket(DISK, 4, 5, true);
+    assert!(cached(&rig, 0) && cached(&rig, 2) && cached(&rig, 6));
+    rig.core.drop_unlike(DISK, 0, &[zeros; 3]);
+    assert!(cached(&rig, 0) && cached(&rig, 2));
+    rig.core.drop_unlike(DISK, 0, &[!zeros; 8]);
+    assert!(!cached(&rig, 0) && !cached(&rig, 2) && cached(&rig, 6));
+    let d = rig.core.known_mut(DISK);
+    let voids = d.ticket(ticket).is_some_and(|t| t.voids(4));
+    assert!(voids, "it may have been read before");
+    d.drop_ticket(ticket);
+    rig.settle();
+    assert_eq!(rig.core.dirty_total, 1);
 }

@@ -27,6 +27,7 @@ use crate::ids::ReqId;
 use crate::origin::sync::SyncWaiter;
 use crate::paths::{Path, took};
 use crate::request::answer::{Answer, Asker};
+use crate::request::read::CleanCopy;
 use crate::request::state::Step;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
@@ -932,7 +933,12 @@ impl Core {
             return false;
         }
         let ticket = self.take_ticket(disk, start, end, false);
-        self.append_clean(disk, start, data, crcs, ticket, u8::from(read));
+        let copy = CleanCopy {
+            data,
+            crcs,
+            written: true,
+        };
+        self.append_clean(disk, start, copy, ticket, u8::from(read));
         true
     }
 }

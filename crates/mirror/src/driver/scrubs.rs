@@ -129,7 +129,7 @@ impl Driver {
             ));
         };
         let scrub = &self.habits.scrub;
-        let open = scrub.undecided.iter().filter(|u| !u.cached);
+        let open = scrub.undecided.iter();
         let places: Vec<(u64, u64)> = open.map(|u| (u.offset, u.offset + u.len)).collect();
         if places.is_empty() {
             return Err(Fault::new(
@@ -138,7 +138,7 @@ impl Driver {
             ));
         }
         let mut before = scrub.clone();
-        before.undecided.retain(|u| u.cached);
+        before.undecided.clear();
         before.undecided_all = before.undecided_all.saturating_sub(places.len() as u64);
         self.scrubbing = Scrubbing {
             before,

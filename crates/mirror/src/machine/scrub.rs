@@ -4,9 +4,16 @@
 //! Only legs that must be the same at a place are compared there: current ones, where they lack nothing. A
 //! place is held against writes while it is looked at, or a write would be on one leg and not yet on the other.
 //!
-//! **What is right** is decided only where something tells: a leg that cannot read its own, or a checksum that was
-//! made when the block was written or read before. Where nothing does, both are reported, and nothing is written until
+//! **What is right** is decided only where a witness proves it: a leg that cannot read its own block, or a cached copy
+//! that the guest wrote, and so all legs were given. A cached copy that was read from a leg proves nothing, since it may
+//! have been read from the wrong one. Where nothing decides, all legs are reported, and nothing is written until
 //! somebody names a leg.
+//!
+//! **A difference counts when it was seen twice** in the same way: what was damaged on its way from a leg is not what
+//! the leg holds.
+//!
+//! **What is cached** and is not what the legs hold after a decision is [dropped](Action::Settled) while the place is
+//! still held. Dirty blocks stay: they go to all legs.
 //!
 //! **A repair is not noted** as a write is: after a crash, what is noted is copied from one leg to the others, and
 //! that may be the wrong one. Instead the place where a scrub is moves on only when what was repaired before it is
@@ -20,6 +27,8 @@ use std::collections::HashSet;
 pub const UNDECIDED_MAX: usize = 1000;
 /// What a limited scrub may save up, in parts of a second.
 const SAVED: u64 = 4;
+/// How often a place is read for two looks in a row that agree.
+const LOOKS_MAX: u32 = 5;
 
 /// A place where legs differ and nothing tells which one is right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +54,9 @@ pub enum Finding {
         len: u64,
         /// The leg.
         leg: usize,
-        /// Legs that hold something else.
+        /// The checksum of what it holds there; of several blocks, of their checksums.
+        sum: u32,
+        /// Legs that hold something else; none if only what is cached is wrong.
         wrong: Vec<usize>,
     },
     /// Nothing tells.
@@ -63,15 +74,36 @@ pub struct Held {
     pub sum: u32,
 }
 
-/// What is right of a block: `known` is the checksum of what is cached of it. `None` if all is well.
+/// A clean cached block: its checksum, and whether all legs were given it (else it was read from one of them).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cached {
+    /// The block's number.
+    pub block: u64,
+    /// The checksum.
+    pub sum: u32,
+    /// The guest wrote it.
+    pub written: bool,
+}
+
+/// What is right of a block of which this is cached. `None` if all is well.
 pub fn decide(
     offset: u64,
     len: u64,
     held: &[Held],
-    known: Option<u32>,
+    cached: Option<Cached>,
     prefer: Option<usize>,
 ) -> Option<Finding> {
     let first = held.first()?;
+    let right = |right: &Held| {
+        let wrong = held.iter().filter(|h| h.class != right.class);
+        Some(Finding::Right {
+            offset,
+            len,
+            leg: right.leg,
+            sum: right.sum,
+            wrong: wrong.map(|h| h.leg).collect(),
+        })
+    };
     let undecided = |cached| {
         Some(Finding::Undecided(Difference {
             offset,
@@ -80,27 +112,27 @@ pub fn decide(
             cached,
         }))
     };
+    let preferred = held.iter().find(|h| Some(h.leg) == prefer);
     if held.iter().all(|h| h.class == first.class) {
-        return match known {
-            Some(known) if known != first.sum => undecided(true),
-            _ => None,
+        let unlike = cached.is_some_and(|c| c.sum != first.sum);
+        return match preferred {
+            _ if !unlike => None,
+            Some(leg) => right(leg),
+            None => undecided(true),
         };
     }
-    let mut fitting = held.iter().filter(|h| Some(h.sum) == known);
-    let by_sum = fitting
+    let proves = |c: &Cached| c.written;
+    #[cfg(any(test, feature = "faults"))]
+    let proves = |c: &Cached| proves(c) || crate::faults::is_trusting();
+    let witness = cached.filter(proves).map(|c| c.sum);
+    let mut fitting = held.iter().filter(|h| Some(h.sum) == witness);
+    let proven = fitting
         .next()
         .filter(|one| fitting.all(|h| h.class == one.class));
-    let preferred = || held.iter().find(|h| Some(h.leg) == prefer);
-    let Some(right) = by_sum.or_else(preferred) else {
-        return undecided(false);
-    };
-    let wrong = held.iter().filter(|h| h.class != right.class);
-    Some(Finding::Right {
-        offset,
-        len,
-        leg: right.leg,
-        wrong: wrong.map(|h| h.leg).collect(),
-    })
+    match proven.or(preferred) {
+        Some(leg) => right(leg),
+        None => undecided(false),
+    }
 }
 
 /// How far a scrub is, and what it has found.
@@ -160,6 +192,16 @@ enum Stage {
     Flushing,
 }
 
+/// What a comparison has shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Where what was read is not the same.
+    pub findings: Vec<Finding>,
+    /// The checksum of what the first leg has brought, if it is one block: it may be written to a leg that cannot read
+    /// its own.
+    pub sum: u32,
+}
+
 /// The place that is looked at.
 #[derive(Debug)]
 struct Check {
@@ -170,9 +212,14 @@ struct Check {
     reads: Vec<(usize, IoId)>,
     failed: Vec<usize>,
     pending: HashSet<IoId>,
+    /// What the last look has shown, and how often it was looked.
+    seen: Option<Seen>,
+    looks: u32,
     /// Legs that were written, places and bytes; less what has failed.
     written: Vec<(usize, u64)>,
     undecided: Vec<Difference>,
+    /// What was decided: the read that brought it, and the place.
+    settled: Vec<(IoId, u64, u64)>,
 }
 
 impl Machine {
@@ -294,8 +341,11 @@ impl Machine {
                 reads: Vec::new(),
                 failed: Vec::new(),
                 pending: HashSet::new(),
+                seen: None,
+                looks: 0,
                 written: Vec::new(),
                 undecided: Vec::new(),
+                settled: Vec::new(),
             });
         }
         if self.lock(offset, len, Owner::Check(id)) {
@@ -404,16 +454,18 @@ impl Machine {
             return self.let_go(id);
         }
         let prefer = scrub.prefer;
-        if seen < members {
+        let first = scrub.check.as_ref().is_some_and(|c| c.looks == 0);
+        if seen < members && first {
             scrub.report.partial += len;
         }
-        if reads.is_empty() {
+        if reads.is_empty() && first {
             scrub.report.unread += len;
         }
         let nothing = reads.is_empty();
         if let Some(check) = self.check(id) {
             check.failed = failed;
             check.stage = Stage::Comparing;
+            check.looks += 1;
         }
         if nothing {
             return self.end_check(id);
@@ -427,39 +479,71 @@ impl Machine {
         });
     }
 
-    /// What a comparison has shown: where what was read is not the same.
-    pub fn compared(&mut self, now: u64, id: u64, findings: Vec<Finding>) {
+    /// What a comparison has shown.
+    pub fn compared(&mut self, now: u64, id: u64, seen: Seen) {
         self.now = now;
         let Some(check) = self.check(id).filter(|c| c.stage == Stage::Comparing) else {
             return;
         };
+        let agrees = match &check.seen {
+            None => seen.findings.is_empty() && check.failed.is_empty(),
+            Some(before) => *before == seen,
+        };
+        #[cfg(any(test, feature = "faults"))]
+        let agrees = agrees || self.is_broken(crate::faults::Fault::CheckOneLook);
+        let Some(check) = self.check(id) else {
+            return;
+        };
+        if !agrees && check.looks < LOOKS_MAX {
+            check.seen = Some(seen);
+            check.failed.clear();
+            let old = std::mem::take(&mut check.reads);
+            let release = |(_, io): &(usize, IoId)| Action::Release(*io);
+            self.actions.extend(old.iter().map(release));
+            return self.check_has_range(id);
+        }
         let (offset, len) = (check.offset, check.len);
+        if !agrees {
+            // A leg that says something else each time holds nothing that could be believed.
+            if let Some(scrub) = &mut self.scrub {
+                scrub.report.unread += len;
+            }
+            return self.end_check(id);
+        }
+        let Some(check) = self.check(id) else {
+            return;
+        };
         let (reads, failed) = (check.reads.clone(), check.failed.clone());
         let read_of = |leg: usize| reads.iter().find(|(i, _)| *i == leg).map(|(_, io)| *io);
         // To whom, from which read, where.
         let mut plan: Vec<(usize, IoId, u64, u64)> = Vec::new();
+        let guesses = false;
+        #[cfg(any(test, feature = "faults"))]
+        let guesses = guesses || self.is_broken(crate::faults::Fault::CheckGuesses);
         let mut undecided = Vec::new();
+        let mut settled = Vec::new();
         let mut good = reads.first().map(|(leg, _)| *leg);
-        for finding in findings {
+        for finding in seen.findings {
             match finding {
                 Finding::Right {
                     offset,
                     len,
                     leg,
                     wrong,
+                    ..
                 } => {
                     good = Some(leg);
                     let from = read_of(leg);
+                    settled.extend(from.map(|io| (io, offset, len)));
                     plan.extend(
                         wrong
                             .iter()
                             .filter_map(|to| Some((*to, from?, offset, len))),
                     );
                 }
+                // Not even to a leg that cannot read its own: which content is right is not known.
                 Finding::Undecided(difference) => {
-                    if !difference.cached {
-                        good = None;
-                    }
+                    good = good.filter(|_| guesses);
                     undecided.push(difference);
                 }
             }
@@ -486,6 +570,9 @@ impl Machine {
             check.pending = pending;
             check.written = plan.into_iter().map(|(to, _, _, n)| (to, n)).collect();
             check.undecided = undecided;
+            if repair {
+                check.settled = settled;
+            }
         }
         if nothing {
             self.end_check(id);
@@ -533,11 +620,24 @@ impl Machine {
         report
             .undecided
             .extend(check.undecided.drain(..).take(room));
-        let done = check.offset + check.len;
+        let (at, done) = (check.offset, check.offset + check.len);
+        let settled = std::mem::take(&mut check.settled);
         if let Some((from, _)) = scrub.todo.last_mut() {
             *from = done;
         }
         report.at = done;
+        #[cfg(any(test, feature = "faults"))]
+        let settled = match self.is_broken(crate::faults::Fault::CheckKeepsCopies) {
+            true => Vec::new(),
+            false => settled,
+        };
+        let tell = |(read, offset, len)| Action::Settled {
+            read,
+            from: offset - at,
+            offset,
+            len,
+        };
+        self.actions.extend(settled.into_iter().map(tell));
         self.let_go(id);
     }
 
@@ -572,28 +672,57 @@ mod tests {
             offset: 0,
             len: 1,
             leg,
+            sum: 0,
             wrong: wrong.to_vec(),
         })
     }
 
+    fn cached(sum: u32, written: bool) -> Option<Cached> {
+        Some(Cached {
+            block: 0,
+            sum,
+            written,
+        })
+    }
+
+    /// The truth table of `docs/mirrors.md`.
     #[test]
-    fn what_is_right_is_decided_by_a_checksum_or_by_who_was_asked() {
-        let decide = |classes: &[usize], known, prefer| decide(0, 1, &held(classes), known, prefer);
-        assert_eq!(decide(&[0, 0], None, None), None);
-        assert_eq!(decide(&[0, 0], Some(100), Some(1)), None);
-        assert_eq!(decide(&[0, 1], Some(101), None), right(1, &[0]));
-        // A checksum tells more than somebody who prefers a leg.
-        assert_eq!(decide(&[0, 1], Some(101), Some(0)), right(1, &[0]));
-        assert_eq!(decide(&[0, 1], Some(7), Some(0)), right(0, &[1]));
-        assert_eq!(decide(&[0, 1, 1], None, Some(2)), right(2, &[0]));
-        // Most of them are not right for being most.
+    fn legs_differ_only_written_copy_or_preference_decides() {
+        let decide = |classes: &[usize], known, prefer| {
+            let mut found = decide(0, 1, &held(classes), known, prefer);
+            if let Some(Finding::Right { leg, sum, .. }) = &mut found {
+                let its = classes.get(*leg).map(|class| 100 + *class as u32);
+                assert_eq!(Some(std::mem::take(sum)), its);
+            }
+            found
+        };
         let open = |found: Option<Finding>, cached| matches!(found, Some(Finding::Undecided(d)) if d.cached == cached);
+        let (read, written) = (|sum| cached(sum, false), |sum| cached(sum, true));
+        // Nothing differs.
+        assert_eq!(decide(&[0, 0], None, None), None);
+        assert_eq!(decide(&[0, 0], read(100), Some(1)), None);
+        // The legs differ.
+        assert_eq!(decide(&[0, 1], written(101), None), right(1, &[0]));
+        assert!(open(decide(&[0, 1], read(101), None), false));
+        assert!(open(decide(&[0, 1], read(7), None), false));
+        assert!(open(decide(&[0, 1], written(7), None), false));
+        assert!(open(decide(&[0, 1], None, None), false));
+        // Most of them are not right for being most.
         assert!(open(decide(&[0, 1, 1], None, None), false));
+        assert!(open(decide(&[0, 1, 1], read(101), None), false));
+        // A leg is preferred: that is less than what the guest wrote, and more than what was read.
+        assert_eq!(decide(&[0, 1], written(101), Some(0)), right(1, &[0]));
+        assert_eq!(decide(&[0, 1], read(101), Some(0)), right(0, &[1]));
+        assert_eq!(decide(&[0, 1], written(7), Some(0)), right(0, &[1]));
+        assert_eq!(decide(&[0, 1, 1], None, Some(2)), right(2, &[0]));
         assert!(open(decide(&[0, 1], None, Some(5)), false));
-        assert!(open(decide(&[0, 0], Some(7), Some(0)), true));
+        // The legs are the same, and the cache is not.
+        assert!(open(decide(&[0, 0], read(7), None), true));
+        assert!(open(decide(&[0, 0], written(7), None), true));
+        assert_eq!(decide(&[0, 0], read(7), Some(0)), right(0, &[]));
         // Two that are not the same have the same checksum.
         let mut twins = held(&[0, 1]);
         twins[1].sum = 100;
-        assert!(open(super::decide(0, 1, &twins, Some(100), None), false));
+        assert!(open(super::decide(0, 1, &twins, written(100), None), false));
     }
 }

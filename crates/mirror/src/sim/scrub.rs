@@ -1,4 +1,5 @@
-//! Scrubs in the storm: blocks that rot on one leg, writes while it goes on, crashes in the middle of a repair.
+//! Scrubs in the storm: blocks that rot on one leg, are damaged on their way from a leg, or are cached wrong; writes
+//! while it goes on, crashes in the middle of a repair.
 //!
 //! A leg that rots is one that lies, and what a client may read is not said then; so clients leave those blocks alone, or
 //! write them. Where a crash left a region noted, one leg is copied over the others, rotten or not: of those blocks
@@ -6,22 +7,27 @@
 
 use super::judge::add;
 use super::*;
-use crate::machine::{Difference, Finding, Held, decide};
+use crate::machine::{Difference, Finding, Held, Seen, decide};
 
 /// What a rotten block reads as, and the one it was.
 const ROT: Version = 1 << 30;
+/// What a block reads as that was damaged on its way, and what is cached of one by mistake.
+const DAMAGED: Version = 1 << 28;
+const MISTAKEN: Version = 1 << 27;
 
 /// What was done to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Harm {
     /// Nothing, or it was written since, or a crash made it anybody's guess.
     None,
-    /// It lies, and it is cached.
+    /// It lies, and what the guest wrote is cached.
     Known,
-    /// It lies, and nothing tells.
+    /// It lies, and nothing tells; what is cached of it was read from a leg. Or only the cache is wrong.
     Unknown,
     /// It cannot be read.
     Unreadable,
+    /// It cannot be read, and what the others hold is not what is cached.
+    Blind,
     /// It lies, and it does not matter how it ends.
     Decided,
 }
@@ -36,6 +42,12 @@ impl World {
         prefer: Option<usize>,
     ) -> Result<(), String> {
         let first = (offset / BLOCK) as usize;
+        if self.dice.chance(self.damage)
+            && let Some((_, io)) = self.dice.pick(reads)
+        {
+            let i = self.dice.roll(len / BLOCK) as usize;
+            self.reads.get_mut(&io).ok_or("released data")?[i] = DAMAGED + self.next_req as Version;
+        }
         let mut findings: Vec<Finding> = Vec::new();
         for i in 0..(len / BLOCK) as usize {
             let mut held = Vec::new();
@@ -52,16 +64,49 @@ impl World {
             findings.extend(decide(at, BLOCK, &held, self.known[first + i], prefer));
         }
         let now = self.now;
+        let sum = match reads.first().and_then(|(_, io)| self.reads.get(io)) {
+            Some(held) if held.len() == 1 => held[0],
+            _ => 0,
+        };
         if let Some(machine) = &mut self.machine {
-            machine.compared(now, check, findings);
+            machine.compared(now, check, Seen { findings, sum });
+        }
+        Ok(())
+    }
+
+    /// What is cached there and is not what the legs hold is dropped.
+    pub(super) fn drop_unlike(
+        &mut self,
+        read: IoId,
+        from: u64,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), String> {
+        let held = self.reads.get(&read).ok_or("released data")?;
+        let held = &held[(from / BLOCK) as usize..][..(len / BLOCK) as usize];
+        let known = &mut self.known[(offset / BLOCK) as usize..];
+        for (known, held) in known.iter_mut().zip(held) {
+            *known = known.filter(|c| c.sum == *held);
         }
         Ok(())
     }
 }
 
+fn cached(block: usize, sum: Version, written: bool) -> Option<Cached> {
+    Some(Cached {
+        block: block as u64,
+        sum,
+        written,
+    })
+}
+
 struct Scrubber {
     world: World,
     harm: Vec<Harm>,
+    /// What each leg held when all harm was done.
+    began: Vec<Vec<Version>>,
+    /// Blocks of which something wrong was cached.
+    mistaken: Vec<bool>,
     /// What is kept of a scrub over a crash: where it was, and what it had found.
     kept: (u64, Vec<Difference>),
     prefer: Option<usize>,
@@ -84,33 +129,46 @@ impl Scrubber {
             disk.flush();
         }
         let mut harm = vec![Harm::None; BLOCKS];
-        for _ in 0..6 {
+        let mut mistaken = vec![false; BLOCKS];
+        world.damage = 3;
+        for _ in 0..8 {
             let block = world.dice.roll(BLOCKS as u64) as usize;
             let leg = world.dice.roll(world.disks.len() as u64) as usize;
             if harm[block] != Harm::None {
                 continue;
             }
+            let was = world.disks[leg].durable[block];
+            let kind = world.dice.roll(7);
+            // A leg that is preferred later can be read.
+            let leg = if kind == 1 { 1 } else { leg };
             let disk = &mut world.disks[leg];
-            let was = disk.durable[block];
-            harm[block] = match world.dice.roll(3) {
-                0 => {
-                    disk.rotten.push(block);
-                    Harm::Unreadable
-                }
-                kind => {
-                    disk.durable[block] = ROT + was;
-                    if kind == 1 {
-                        world.known[block] = Some(was);
-                        Harm::Known
-                    } else {
-                        Harm::Unknown
-                    }
-                }
+            mistaken[block] = matches!(kind, 1 | 2);
+            let known = match kind {
+                0 | 3 => None,
+                1 | 2 => cached(block, MISTAKEN, false),
+                4 => cached(block, was, false),
+                5 => cached(block, ROT + was, false),
+                _ => cached(block, was, true),
             };
+            world.known[block] = known;
+            harm[block] = match kind {
+                0 => Harm::Unreadable,
+                1 => Harm::Blind,
+                2..=5 => Harm::Unknown,
+                _ => Harm::Known,
+            };
+            match kind {
+                0 | 1 => disk.rotten.push(block),
+                2 => {}
+                _ => disk.durable[block] = ROT + was,
+            }
         }
+        let began = world.disks.iter().map(|d| d.durable.clone()).collect();
         Ok(Scrubber {
             world,
             harm,
+            began,
+            mistaken,
             kept: (0, Vec::new()),
             prefer: None,
         })
@@ -167,8 +225,15 @@ impl Scrubber {
                 }
                 Ok(())
             }
-            96 => self.crash(),
-            97 if world.dice.chance(20) => world.add_leg(0),
+            // What a crash leaves noted is copied from one leg, so that it is nobody's guess any more: not each time.
+            96 if world.dice.chance(30) => self.crash(),
+            97 if world.dice.chance(20) => {
+                // What is copied to it and cannot be read is repaired by that.
+                for harm in self.harm.iter_mut().filter(|h| **h == Harm::Blind) {
+                    *harm = Harm::Decided;
+                }
+                self.world.add_leg(0)
+            }
             _ => Ok(()),
         }
     }
@@ -251,13 +316,21 @@ impl Scrubber {
             let unreadable = world.disks.iter().zip(&report).any(|(disk, leg)| {
                 leg.state == LegState::Current && leg.behind == 0 && disk.rotten.contains(&block)
             });
+            let blind = world.disks.iter().any(|d| d.rotten.contains(&block));
             match harm {
                 Harm::Known if !same => return Err(format!("block {block} is {held:?}")),
                 Harm::Unreadable if unreadable => {
                     return Err(format!("block {block} cannot be read"));
                 }
-                Harm::Unknown if !differing.contains(&block) => {
+                Harm::Unknown | Harm::Blind if !differing.contains(&block) => {
                     return Err(format!("block {block} is {held:?} and nobody was told"));
+                }
+                Harm::Unknown | Harm::Blind => {
+                    let disks = self.began.iter().zip(&world.disks);
+                    let mut written = disks.filter(|(began, d)| began[block] != d.at(block));
+                    if written.next().is_some() || *harm == Harm::Blind && !blind {
+                        return Err(format!("block {block} is undecided and was written"));
+                    }
                 }
                 _ => {}
             }
@@ -272,10 +345,11 @@ impl Scrubber {
     }
 
     fn ever_harmed(&self, block: usize) -> bool {
-        self.kept.1.iter().any(|d| {
-            (d.offset / BLOCK) as usize == block
-                && d.legs.iter().any(|(_, sum)| (ROT..JUNK).contains(sum))
-        })
+        self.mistaken[block]
+            || self.kept.1.iter().any(|d| {
+                (d.offset / BLOCK) as usize == block
+                    && d.legs.iter().any(|(_, sum)| (ROT..JUNK).contains(sum))
+            })
     }
 
     /// Somebody says which leg is right; then all are the same.
@@ -284,7 +358,7 @@ impl Scrubber {
         self.prefer = Some(0);
         for harm in &mut self.harm {
             // It is decided now, whoever is right.
-            if *harm == Harm::Unknown {
+            if matches!(harm, Harm::Unknown | Harm::Blind) {
                 *harm = Harm::Decided;
             }
         }
@@ -296,6 +370,10 @@ impl Scrubber {
         // What the leg holds that was preferred is right now.
         for block in 0..BLOCKS {
             self.suspect(block);
+            let held = self.world.disks[0].at(block);
+            if let Some(cached) = self.world.known[block].filter(|c| c.sum != held) {
+                return Err(format!("block {block} is {held} and cached as {cached:?}"));
+            }
         }
         self.world.settle()
     }
@@ -325,6 +403,10 @@ fn broken_rules_of_a_scrub_are_found() {
         Fault::CheckBehind,
         Fault::CheckSkipsErrors,
         Fault::CheckUnflushed,
+        Fault::CheckTrustsReads,
+        Fault::CheckOneLook,
+        Fault::CheckKeepsCopies,
+        Fault::CheckGuesses,
     ] {
         let found = (1..4000).find_map(|seed| Some((seed, run(seed, Some(fault)).err()?)));
         let (seed, why) = found.unwrap_or_else(|| panic!("{fault:?} was not found"));

@@ -75,7 +75,7 @@ impl World<'_> {
         let sums = self.subject()?.clean_sums(id, 0, size);
         let origin = self.disks[index].origin.device();
         let differs = origin.is_some_and(|origin| {
-            let differs = |(block, sum): &(u64, u32)| {
+            let differs = |(block, sum, _): &(u64, u32, bool)| {
                 let at = *block as usize;
                 at < origin.blocks() && crc32c(&origin.visible_block(at)) != *sum
             };

@@ -219,7 +219,7 @@ impl World<'_> {
     /// Puts a disk into service, as the daemon does, which flushes its origin first, or as who cannot.
     /// A mirror without a leg that holds the disk waits for one.
     pub(super) fn attach(&mut self, index: usize) -> Outcome {
-        let opened = self.with_mirror(index, |m, now, sums| m.open(now, sums))?;
+        let opened = self.with_mirror(index, |m, now, cache| m.open(now, cache))?;
         if opened == Some(false) {
             trace!(self, "disk {} waits for a leg", self.disks[index].config.id);
             self.disks[index].late = Some(self.rng.below(LATE_STEPS));

@@ -62,7 +62,7 @@ impl World<'_> {
     /// What mirrors have to do since they were told something.
     pub(super) fn gather_due(&mut self) -> Outcome {
         for index in 0..self.disks.len() {
-            self.with_mirror(index, |m, now, sums| m.act(now, sums))?;
+            self.with_mirror(index, |m, now, cache| m.act(now, cache))?;
         }
         Ok(())
     }
@@ -73,7 +73,7 @@ impl World<'_> {
             return Ok(());
         }
         let index = self.rng.below(self.disks.len() as u64) as usize;
-        self.with_mirror(index, |m, now, sums| m.trouble(now, sums))?;
+        self.with_mirror(index, |m, now, cache| m.trouble(now, cache))?;
         Ok(())
     }
 

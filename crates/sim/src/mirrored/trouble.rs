@@ -3,7 +3,7 @@
 //!
 //! There is always another leg that holds the disk and is well. So no request may fail, and nothing may be lost.
 
-use super::{Due, LegFault, Mirrored, Sums};
+use super::{DiskCache, Due, LegFault, Mirrored};
 use crate::content::BLOCK;
 use crate::device::Faults;
 use crate::paths::Event;
@@ -101,7 +101,7 @@ impl Mirrored {
     }
 
     /// Something may happen to a leg.
-    pub fn trouble(&mut self, now: u64, sums: Sums) -> Result<(), String> {
+    pub fn trouble(&mut self, now: u64, cache: DiskCache) -> Result<(), String> {
         if !self.rough || self.machine.is_none() {
             return Ok(());
         }
@@ -122,10 +122,12 @@ impl Mirrored {
             16 => self.remove(now),
             17 | 18 => {
                 let call_off = self.rng.chance(1, 4);
+                let legs = self.legs.len() as u64;
+                let prefer = (self.rng.chance(1, 2)).then(|| self.rng.below(legs) as usize);
                 let machine = self.machine.as_mut().ok_or("no machine")?;
                 if call_off {
                     machine.cancel_scrub(now);
-                } else if machine.scrub(now, 0, None, None, true) {
+                } else if machine.scrub(now, 0, None, prefer, true) {
                     self.say(|| "a scrub begins".to_owned());
                 }
             }
@@ -136,7 +138,7 @@ impl Mirrored {
                 machine.set_rate(now, rate);
             }
         }
-        self.act(now, sums)
+        self.act(now, cache)
     }
 
     fn fall_ill(&mut self) {

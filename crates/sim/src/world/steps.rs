@@ -3,7 +3,7 @@
 use super::{Ending, Outcome, World, trace};
 use crate::content::{BLOCK, SECTOR, Value, recognise, unstamp};
 use crate::device::SimDevice;
-use crate::mirrored::{Due, Mirrored, Sums};
+use crate::mirrored::{DiskCache, Due, Mirrored};
 use crate::paths::Event;
 use hearth_engine::api::DiskId;
 use hearth_io::{IoDone, IoOp, OpKind, Target};
@@ -40,7 +40,7 @@ impl World<'_> {
     pub(crate) fn with_mirror<T>(
         &mut self,
         index: usize,
-        what: impl FnOnce(&mut Mirrored, u64, Sums<'_>) -> Result<T, String>,
+        what: impl FnOnce(&mut Mirrored, u64, DiskCache<'_>) -> Result<T, String>,
     ) -> Result<Option<T>, String> {
         let (now, gone) = (self.clock.now(), self.flash.is_dead());
         let subject = self.subject.as_deref();
@@ -51,11 +51,11 @@ impl World<'_> {
         let Some(mirror) = disk.origin.mirror() else {
             return Ok(None);
         };
-        let sums = |offset, len| subject.map_or_else(Vec::new, |s| s.clean_sums(id, offset, len));
+        let cache = DiskCache(subject.map(|subject| (subject, id)));
         mirror.pool_gone = gone;
         mirror.book = std::mem::take(&mut self.book);
         let hit_before = mirror.book.is_hit();
-        let done = what(mirror, now, &sums);
+        let done = what(mirror, now, cache);
         self.book = std::mem::take(&mut mirror.book);
         let doomed = self.book.is_hit() && !hit_before;
         let (said, events, due) = (
@@ -146,7 +146,7 @@ impl World<'_> {
         if let Target::Origin(id) = target
             && let Some(index) = self.mirror_of(id)
         {
-            self.with_mirror(index, |m, now, sums| m.submit(now, op, sums))?;
+            self.with_mirror(index, |m, now, cache| m.submit(now, op, cache))?;
             return Ok(());
         }
         let doomed = self.is_doomed(&op);
@@ -360,7 +360,7 @@ impl World<'_> {
             return Ok(None);
         };
         self.stirred = true;
-        let ended = self.with_mirror(index, |m, now, sums| m.end(now, due, sums))?;
+        let ended = self.with_mirror(index, |m, now, cache| m.end(now, due, cache))?;
         let Some(done) = ended.flatten() else {
             return Ok(None);
         };

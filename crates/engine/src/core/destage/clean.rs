@@ -260,7 +260,7 @@ impl Core {
         let d = self.known_mut(disk);
         d.no_longer_dirty(block);
         let counted = !d.is_promised();
-        self.cache.index.set_dirty(slot, false);
+        self.cache.index.set_clean(slot);
         self.flash.slot_cleaned(slot);
         self.dirty_total -= u64::from(counted);
         true
