@@ -29,14 +29,14 @@ const SPARSE_SLACK: u64 = 1 << 20;
 pub(crate) struct FileSystem {
     /// Its magic number (statfs(2)).
     magic: u32,
-    /// Bytes that may still be written by us.
+    /// Bytes that may still be written by us; [`u64::MAX`] if it does not say.
     free: u64,
     /// Mounted read-only.
     read_only: bool,
 }
 
 impl FileSystem {
-    /// Bytes that may still be written by us.
+    /// Bytes that may still be written by us; [`u64::MAX`] if it does not say.
     pub fn free(&self) -> u64 {
         self.free
     }
@@ -62,7 +62,7 @@ impl FileSystem {
         let blocks = if root { vfs.f_bfree } else { vfs.f_bavail };
         Ok(FileSystem {
             magic: fs.f_type as u32,
-            free: blocks.saturating_mul(vfs.f_frsize),
+            free: hearth_io::free_bytes(vfs.f_blocks, blocks, vfs.f_frsize),
             read_only: vfs.f_flag & libc::ST_RDONLY != 0,
         })
     }
@@ -480,6 +480,9 @@ mod tests {
         assert!(error.remedy.contains("mkdir -p"), "{error}");
         let error = check(&dir.path().join("flash"), &options(1 << 60)).unwrap_err();
         assert!(error.what.contains("has room for"), "{error}");
+        // procfs has no blocks, like FUSE without statfs: it does not say what is free.
+        let silent = FileSystem::of(Path::new("/proc")).unwrap();
+        assert_eq!(silent.free(), u64::MAX);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 

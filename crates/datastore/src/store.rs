@@ -447,7 +447,7 @@ impl Inner {
     /// There is room for `len` more bytes of what is dirty.
     fn has_room(&self, len: u64) -> bool {
         self.budget.take(len, || {
-            let free = self.dir.room().ok()?.bytes_available;
+            let free = self.dir.room().ok()?.available();
             Some((free, self.owed_by_sparse()))
         })
     }

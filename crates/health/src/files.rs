@@ -185,6 +185,8 @@ mod tests {
             (written.condition, written.reasons.len()),
             (Condition::Healthy, 1)
         );
+        let silent = judged(|fs| (fs.size, fs.free) = (0, 0));
+        assert_eq!(silent.reasons, [], "it does not say how large it is");
         let small = judged(|fs| (fs.size, fs.free) = (100 << 20, 20 << 20));
         assert_eq!(
             small.condition,

@@ -173,7 +173,7 @@ pub struct Standing {
 pub struct Space {
     /// Tells file systems of this host apart.
     pub file_system: u64,
-    /// Bytes it gives to whoever asks first.
+    /// Bytes it gives to whoever asks first; [`u64::MAX`] if it does not say.
     pub free: u64,
     /// Some of the file takes no space yet.
     pub sparse: bool,

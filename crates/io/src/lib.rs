@@ -49,6 +49,6 @@ pub use remote::{Link, Remote};
 pub use shelf::Shelf;
 pub use spec::{OriginSpec, Source};
 pub use spread::{Joined, Spread, Twice};
-pub use sys::{has_room, now_ns, prefetch};
+pub use sys::{free_bytes, has_room, now_ns, prefetch};
 pub use targets::Targets;
 pub use wake::WakeHandle;

@@ -198,7 +198,16 @@ pub(crate) fn file_system(file: &File) -> io::Result<u32> {
     Ok(file_system_room(file)?.0)
 }
 
-/// The same, and the bytes it has left for those who are not privileged.
+/// Bytes that are free on a file system of `blocks` blocks, of which `free` are; [`u64::MAX`] if it has no blocks: then it does not say
+/// (FUSE without statfs, procfs), which is not to be taken for full.
+pub fn free_bytes(blocks: u64, free: u64, unit: u64) -> u64 {
+    match blocks {
+        0 => u64::MAX,
+        _ => free.saturating_mul(unit),
+    }
+}
+
+/// The same, and the bytes it has left for those who are not privileged; [`u64::MAX`] if it does not say.
 pub(crate) fn file_system_room(file: &File) -> io::Result<(u32, u64)> {
     // SAFETY: all-zero bytes are a valid `statfs` (plain integers).
     let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
@@ -209,7 +218,7 @@ pub(crate) fn file_system_room(file: &File) -> io::Result<(u32, u64)> {
     } else {
         fs.f_bsize
     };
-    let free = (fs.f_bavail as u64).saturating_mul(unit as u64);
+    let free = free_bytes(fs.f_blocks as u64, fs.f_bavail as u64, unit as u64);
     Ok((fs.f_type as u32, free))
 }
 

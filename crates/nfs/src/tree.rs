@@ -94,6 +94,36 @@ pub struct Room {
     pub files_available: u64,
 }
 
+impl Room {
+    /// Bytes that may be written by those who are not root; [`u64::MAX`] if that is not known.
+    pub fn available(&self) -> u64 {
+        match self.bytes {
+            // No blocks at all: it does not say.
+            0 => u64::MAX,
+            _ => self.bytes_available,
+        }
+    }
+
+    /// The least of both; one that does not say does not count.
+    pub fn least(self, other: Room) -> Room {
+        let least = |all: (u64, u64), some: (u64, u64)| match all {
+            (0, _) => some.1,
+            (_, 0) => some.0,
+            _ => some.0.min(some.1),
+        };
+        let bytes = |some| least((self.bytes, other.bytes), some);
+        let files = |some| least((self.files, other.files), some);
+        Room {
+            bytes: bytes((self.bytes, other.bytes)),
+            bytes_free: bytes((self.bytes_free, other.bytes_free)),
+            bytes_available: bytes((self.bytes_available, other.bytes_available)),
+            files: files((self.files, other.files)),
+            files_free: files((self.files_free, other.files_free)),
+            files_available: files((self.files_available, other.files_available)),
+        }
+    }
+}
+
 /// Tells how something ended, once. Dropped without a word, it tells that something is wrong with us.
 pub struct Done<T>(Option<Box<dyn FnOnce(T) + Send>>, fn() -> T);
 
@@ -232,4 +262,31 @@ pub trait Tree: Send + Sync {
     fn written_by_two(&self, _file: &Key, _clients: [String; 2]) {}
     /// How much room there is.
     fn room(&self) -> Outcome<Room>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(bytes: u64, free: u64) -> Room {
+        Room {
+            bytes,
+            bytes_free: free,
+            bytes_available: free,
+            files: bytes / 10,
+            files_free: free / 10,
+            files_available: free / 10,
+        }
+    }
+
+    #[test]
+    fn room_without_blocks_counts_as_unknown() {
+        let (full, half, silent) = (room(100, 0), room(100, 50), room(0, 0));
+        assert_eq!((full.available(), half.available()), (0, 50));
+        assert_eq!(silent.available(), u64::MAX);
+        assert_eq!(silent.least(half), half);
+        assert_eq!(half.least(silent), half);
+        assert_eq!(half.least(full), full);
+        assert_eq!(silent.least(silent), silent);
+    }
 }

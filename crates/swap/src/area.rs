@@ -85,7 +85,7 @@ pub fn room(path: &Path, size: u64) -> Result<()> {
             "check the path and its permissions",
         ));
     }
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let free = hearth_io::free_bytes(stat.f_blocks, stat.f_bavail, stat.f_frsize);
     if free < size.saturating_add(SPARE) {
         return Err(Fault::new(
             format!(
@@ -261,6 +261,8 @@ mod tests {
         let off = dir.path().join("b");
         assert_eq!(write(&off, size, &mut |_, _| false), Ok(false));
         assert!(room(&path, 1 << 60).is_err());
+        // A file system that has no blocks does not say what is free.
+        assert_eq!(room(Path::new("/proc/swap"), 1 << 60), Ok(()));
     }
 
     #[test]

@@ -614,14 +614,7 @@ impl Tree for Twin {
             };
             least = Some(match least {
                 None => room,
-                Some(other) => Room {
-                    bytes: room.bytes.min(other.bytes),
-                    bytes_free: room.bytes_free.min(other.bytes_free),
-                    bytes_available: room.bytes_available.min(other.bytes_available),
-                    files: room.files.min(other.files),
-                    files_free: room.files_free.min(other.files_free),
-                    files_available: room.files_available.min(other.files_available),
-                },
+                Some(other) => room.least(other),
             });
         }
         least.ok_or_else(|| io::Error::from_raw_os_error(libc::EIO).into())

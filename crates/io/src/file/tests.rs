@@ -105,6 +105,17 @@ fn size_follows_the_file() {
 }
 
 #[test]
+fn file_system_without_blocks_does_not_count_as_full() {
+    // procfs has none, like FUSE without statfs.
+    let silent = std::fs::File::open("/proc/self/status").unwrap();
+    assert_eq!(sys::file_system_room(&silent).unwrap().1, u64::MAX);
+    let (_dir, file) = temp(1 << 20);
+    let free = file.space().unwrap().unwrap().free;
+    assert!(free < u64::MAX, "{free}");
+    assert_eq!(sys::free_bytes(10, 0, 4096), 0);
+}
+
+#[test]
 fn only_what_this_host_knows_is_asked_for_holes() {
     let (_dir, file) = temp(1 << 20);
     // Wherever the test runs.
