@@ -292,7 +292,7 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 95] = [
+    pub const BY_WORLDS: [Fault; 96] = [
         Fault::ServeUnverified,
         Fault::AttachVerifies,
         Fault::DropUndurable,

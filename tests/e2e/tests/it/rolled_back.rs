@@ -67,10 +67,11 @@ fn warm_up(hearth: &Hearth) -> Result<()> {
     })
 }
 
-/// All hot blocks are cached as before, and answer reads: nothing is read again that is cached and does not count.
+/// Most hot blocks are still on flash (the others were in RAM), and they answer reads: a block that is cached and does not
+/// count would be a miss each time.
 fn is_still_cached(hearth: &Hearth) -> Result<()> {
     let cached = hearth.stats("d")?["cached"].as_u64();
-    ensure!(cached >= Some(HOT.end - HOT.start), "{cached:?}");
+    ensure!(cached >= Some((HOT.end - HOT.start) / 2), "{cached:?}");
     warm_up(hearth)
 }
 
@@ -270,4 +271,117 @@ fn on_start_drops_or_keeps_cached_blocks() -> Result<()> {
         "{info}"
     );
     is_still_cached(&s.hearth)
+}
+
+/// A daemon whose disks lie on one modelled hard disk: block devices of another host, which have no times.
+fn storage(names: &[String]) -> Result<Hearth> {
+    let storage = Hearth::serving("64M")?;
+    for (n, name) in names.iter().enumerate() {
+        let file = storage.dir().join(format!("{name}.raw"));
+        write_random(&file, SIZE, n as u64)?;
+        let origin = format!("model-hdd=one:{}", path(&file));
+        storage.add(name, &origin, &["--mode", "off"])?;
+    }
+    Ok(storage)
+}
+
+/// Five of 3,584 hot blocks are changed while the daemon is stopped, in turn those that were written last and any, on a modelled
+/// hard disk. `RUNS` says how often; at least 99 % must be noticed.
+#[test]
+fn few_changed_blocks_among_many_are_noticed() -> Result<()> {
+    let runs: u64 = std::env::var("RUNS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(2);
+    let storage = storage(&["x".to_owned()])?;
+    let mut hearth = Hearth::serving("256M")?;
+    let origin = format!("nbd+unix:///x?socket={}", path(&storage.socket()));
+    hearth.add("d", &origin, &["--sole-user", "--seq-cutoff", "0"])?;
+    let (mut noticed, mut longest) = (0, Duration::ZERO);
+    for run in 0..runs {
+        warm_up(&hearth)?;
+        // Ordinary work of a guest: it writes here and there, and reads.
+        let mut state = run * 0x9E37_79B9 + 1;
+        let mut place = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            HOT.start + (state >> 33) % ((HOT.end - HOT.start) / 4096) * 4096
+        };
+        let mut client = hearth.connect("d")?;
+        let written: Vec<u64> = (0..40).map(|_| place()).collect();
+        for (n, at) in written.iter().enumerate() {
+            client.write(*at, &[n as u8 + run as u8; 4096])?;
+        }
+        client.flush()?;
+        drop(client);
+        hearth.ok(&["disk", "flush", "d"])?;
+        warm_up(&hearth)?;
+        hearth.stop()?;
+        let mut device = storage.connect("x")?;
+        let changed: Vec<u64> = match run % 2 {
+            0 => written[35..].to_vec(),
+            _ => (0..5).map(|_| place()).collect(),
+        };
+        for at in &changed {
+            device.write(*at, &[0xD5 ^ run as u8; 4096])?;
+        }
+        device.flush()?;
+        drop(device);
+        hearth.start()?;
+        let began = std::time::Instant::now();
+        let info = until_checked(&hearth)?;
+        longest = longest.max(began.elapsed());
+        noticed += u64::from(info["notices"].to_string().contains("origin changed"));
+    }
+    eprintln!("{noticed} of {runs} noticed; longest comparison {longest:?}");
+    ensure!(noticed * 100 >= runs * 99, "{noticed} of {runs}");
+    Ok(())
+}
+
+/// Thirty disks on one modelled hard disk: each is served at once and in full use after its turn.
+#[test]
+fn many_disks_on_one_drive_take_turns() -> Result<()> {
+    let count: usize = std::env::var("RUNS").ok().map_or(3, |_| 30);
+    let names: Vec<String> = (0..count).map(|n| format!("x{n}")).collect();
+    let storage = storage(&names)?;
+    let mut hearth = Hearth::serving("1G")?;
+    for name in &names {
+        let origin = format!("nbd+unix:///{name}?socket={}", path(&storage.socket()));
+        hearth.add(name, &origin, &["--sole-user", "--seq-cutoff", "0"])?;
+        let mut client = hearth.connect(name)?;
+        for _ in 0..2 {
+            for at in (0..SIZE / 2).step_by(MIB as usize) {
+                client.read(at, MIB as u32)?;
+            }
+        }
+        client.write(SIZE / 2, &[1; 65536])?;
+        client.flush()?;
+    }
+    hearth.kill9()?;
+    hearth.start()?;
+    let began = std::time::Instant::now();
+    let state = |name: &String| -> Result<(bool, bool)> {
+        let info = show(&hearth, name)?;
+        Ok((info["state"] == "attached", info["check"].is_null()))
+    };
+    let served = wait::until("all are served", LIMIT, || {
+        let all = names
+            .iter()
+            .all(|name| state(name).is_ok_and(|(served, _)| served));
+        all.then(|| began.elapsed())
+    })?;
+    let used = wait::until("all are in full use", LIMIT, || {
+        let all = names
+            .iter()
+            .all(|name| state(name).is_ok_and(|(_, used)| used));
+        all.then(|| began.elapsed())
+    })
+    .with_context(|| hearth.log())?;
+    eprintln!("{count} disks: served after {served:?}, in full use after {used:?}");
+    for name in &names {
+        let info = show(&hearth, name)?;
+        ensure!(info["notices"].is_null(), "{info}");
+    }
+    Ok(())
 }
