@@ -24,7 +24,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use hearth_engine::api::Effects;
-use hearth_engine::{Engine, EngineOptions, FlashFault, OpenError, OpenReport};
+use hearth_engine::{Engine, EngineOptions, FlashFault, OpenError, OpenReport, OpenedFrom};
 use hearth_format::FormatError;
 use hearth_io::file::sync_names;
 
@@ -140,6 +140,16 @@ pub(crate) fn start(
     let degraded = match degraded {
         Some(degraded) => degraded,
         None => match open(pool, options, host) {
+            // What guests had written there is on no flash: it was erased.
+            Ok((engine, report))
+                if report.from == OpenedFrom::Log
+                    && report.segments == 0
+                    && pool.knows_of_dirty() =>
+            {
+                drop(engine);
+                let why = format!("{} was erased: its log is empty", pool.path().display());
+                return start_without_log(pool, options, why);
+            }
             Ok((engine, report)) => {
                 return Ok(Started {
                     engine,
@@ -147,8 +157,11 @@ pub(crate) fn start(
                     degraded: None,
                 });
             }
-            Err((e, None)) => return Err(e),
-            Err((_, Some(refusal))) => Degraded {
+            Err((e, Unopened::Damaged)) if pool.is_known_beside() => {
+                return start_without_log(pool, options, e.what);
+            }
+            Err((e, Unopened::Damaged | Unopened::Otherwise)) => return Err(e),
+            Err((_, Unopened::Unwritable(refusal))) => Degraded {
                 for_room: refusal.for_room,
                 ..Degraded::unwritable(refusal.why)
             },
@@ -163,12 +176,32 @@ pub(crate) fn start(
     })
 }
 
-/// Opens it as it should be. If flash refused to be written, the error comes with the reason.
+/// Serves what is known to be whole in its origin.
+fn start_without_log(pool: &mut Pool, options: &EngineOptions, why: String) -> Result<Started> {
+    pool.go_without_log(&why)?;
+    let (engine, report) = open_nothing(pool, options)?;
+    Ok(Started {
+        engine,
+        report,
+        degraded: Some(Degraded::gone(why)),
+    })
+}
+
+/// Why a pool cannot be opened as it should be.
+enum Unopened {
+    /// Flash refused to be written.
+    Unwritable(Refusal),
+    /// The log is not what it should be, as on flash that was erased or written over.
+    Damaged,
+    Otherwise,
+}
+
+/// Opens it as it should be.
 fn open(
     pool: &mut Pool,
     options: &EngineOptions,
     host: &str,
-) -> std::result::Result<(Engine, OpenReport), (Error, Option<Refusal>)> {
+) -> std::result::Result<(Engine, OpenReport), (Error, Unopened)> {
     let prepared = pool
         .stamp()
         .and_then(|()| pool.note_host(host))
@@ -176,15 +209,18 @@ fn open(
         // Before the mark of failure is overwritten by opening the pool.
         .and_then(|()| pool.distrust_if_failed());
     if let Err(e) = prepared {
-        return Err((e, pool.refusal().cloned()));
+        let refusal = pool.refusal().cloned();
+        return Err((e, refusal.map_or(Unopened::Otherwise, Unopened::Unwritable)));
     }
     let mut media = pool.flash().joined();
     Engine::open(&mut media, options.clone(), &known(pool)).map_err(|e| {
         let why = match &e {
             OpenError::Io(e) | OpenError::Format(FormatError::Io { source: e, .. }) => {
-                Some(refusal(pool.path(), e))
+                Unopened::Unwritable(refusal(pool.path(), e))
             }
-            _ => None,
+            OpenError::Damaged(_) => Unopened::Damaged,
+            OpenError::Format(e) if crate::pool::is_erased(e) => Unopened::Damaged,
+            _ => Unopened::Otherwise,
         };
         let error = Error::of(Kind::Unavailable, e.fault().within(pool.path().display()));
         (error, why)

@@ -105,6 +105,14 @@ pub(crate) fn is_erased(error: &FormatError) -> bool {
     )
 }
 
+/// Is neither superblock of a device there any more? One that does not answer says nothing of that. It is looked at
+/// twice, as one may just be written.
+pub(crate) fn has_no_superblock(device: &Arc<Device>) -> bool {
+    let mut device = device.clone();
+    let mut gone = || Superblock::load_any(&mut device).is_err_and(|e| is_erased(&e));
+    gone() && gone()
+}
+
 /// Why the tables of a pool whose superblock is there cannot be used.
 fn tables_error(path: &Path, error: &FormatError) -> Error {
     match error {
@@ -330,10 +338,7 @@ impl Pool {
         }
         let others = self.flash.iter().zip(self.flash.paths()).skip(1);
         let mut others = others.filter(|(device, _)| answers(device));
-        let erased = others.find(|(device, _)| {
-            let mut device = (*device).clone();
-            Superblock::load_any(&mut device).is_err_and(|e| is_erased(&e))
-        });
+        let erased = others.find(|(device, _)| has_no_superblock(device));
         erased.map(|(_, path)| path)
     }
 

@@ -337,6 +337,8 @@ impl Core {
         self.go_round(now, fx);
         self.flash.end_late_mark(now);
         self.lose_failing_device(now, fx);
+        let taken = self.lost_take_the_room();
+        self.flash.leave_if_useless(taken, now);
         self.route_flash(now, fx);
         self.retry_leaving_flushes(now, fx);
         self.wake_waiters_for_lost(now, fx);

@@ -131,6 +131,10 @@ pub(crate) struct Disk {
     /// Ord of the last record that calls something clean.
     pub cleaned_ord: u64,
     pub drain: bool,
+    /// It is off, and what the heads say of it may not count: they are closed before it is cached again.
+    pub heads_void: bool,
+    /// It is off, and it is stored outside the log that nothing flash has of it counts.
+    pub apart: bool,
     /// Clock hand for evicting this disk's own blocks when it is over its maximum.
     pub own_hand: u32,
     pub cached: u64,
@@ -248,6 +252,8 @@ impl Disk {
             unverified: false,
             dropping: None,
             drain: false,
+            heads_void: false,
+            apart: false,
             own_hand: 0,
             cached: 0,
             in_flight: 0,
@@ -407,6 +413,11 @@ impl Disk {
             && self.cached == 0
             && self.tickets.is_empty()
             && self.origin.intents.is_empty()
+    }
+
+    /// It takes no step that waits for the log.
+    pub fn is_apart(&self) -> bool {
+        self.apart && self.cfg.mode == Mode::Off && self.cached == 0
     }
 
     /// What reaches its origin keeps the order of flushes.

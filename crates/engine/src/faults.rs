@@ -87,6 +87,10 @@ pub enum Fault {
     KeepRacedPrefetch,
     /// Do not look for something to destage behind a lost block.
     WaitBehindLost,
+    /// Use flash on, however much of it is not what was written there.
+    KeepUseless,
+    /// Cache a disk again that was off without closing the heads whose records of it do not count.
+    OffReturnsInHead,
     /// Do not list what a failed device no longer gives back.
     HideUnreadable,
     /// Wait for a free segment when the log has no room for the record that would free one.
@@ -292,11 +296,13 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 96] = [
+    pub const BY_WORLDS: [Fault; 98] = [
         Fault::ServeUnverified,
         Fault::AttachVerifies,
         Fault::DropUndurable,
         Fault::DropUnrecorded,
+        Fault::KeepUseless,
+        Fault::OffReturnsInHead,
         Fault::WaitBehindLost,
         Fault::BelieveBelowFloor,
         Fault::ClosedInOnePiece,

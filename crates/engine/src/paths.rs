@@ -49,6 +49,7 @@ paths! {
     AreaGivenBack: "an area beside the log is given back",
     SegmentBad: "a segment that took no batch is left alone",
     FlashBroken: "flash is given up because it failed",
+    FlashUseless: "flash is given up because it does not hold what was written to it",
     FlashUnwritable: "flash is given up because it takes no more writes",
     FailureUnnoted: "flash takes no note that it was given up",
     WriteDiverted: "a write that flash was to take goes to the origin because flash was given up",

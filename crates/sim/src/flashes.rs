@@ -236,6 +236,11 @@ impl Flashes {
         self.spread = Spread::one();
     }
 
+    /// Somebody has discarded all of them.
+    pub fn erase(&mut self) {
+        self.devices.iter_mut().for_each(SimDevice::blank);
+    }
+
     pub fn revive(&mut self) {
         let dead = self.devices.iter_mut().filter(|d| d.is_dead());
         dead.for_each(SimDevice::revive);

@@ -20,7 +20,7 @@ pub const MIXED_WORLDS: u64 = 1000;
 /// Worlds of each profile in [`OWN_RUNS`], from seed 0.
 pub const OWN_WORLDS: u64 = 60;
 /// `mixed` never chooses these profiles: pools of several devices, and devices that hang or corrupt blocks.
-pub const OWN_RUNS: [&str; 11] = [
+pub const OWN_RUNS: [&str; 12] = [
     "changed-origins",
     "devices",
     "devices-fail",
@@ -32,6 +32,7 @@ pub const OWN_RUNS: [&str; 11] = [
     "twice-replaced",
     "twice-rot-crash",
     "twice-fail",
+    "erased",
 ];
 /// Worlds of each profile, whether `mixed` chooses it or not, from seed [`EACH_START`].
 pub const EACH_WORLDS: u64 = 10;
@@ -174,7 +175,11 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::DropUnrecorded
         | Fault::DropUndurable => "changed-origins",
         Fault::EvictDirty | Fault::ZeroKeepsCopies | Fault::WriteKeepsZeros => "calm",
-        Fault::ForgetInHead | Fault::WritePastDirty | Fault::WritePastUndurablyClean => "change",
+        Fault::ForgetInHead
+        | Fault::WritePastDirty
+        | Fault::WritePastUndurablyClean
+        | Fault::OffReturnsInHead => "change",
+        Fault::KeepUseless => "erased",
         Fault::EvictKept => "flash-only-pressed",
         Fault::DropUnlikeDirty => "mirrors",
         Fault::KeepScratch => "flash-only",

@@ -185,6 +185,8 @@ impl World<'_> {
             .then(|| self.rng.between(1, requests.max(2)));
         let replaces = self.profile.replace > 0;
         let death = death.filter(|_| !replaces || self.rng.chance(1, 2));
+        let erased = self.profile.flash_erased && !self.erased;
+        let erased = erased.then(|| self.rng.between(1, requests.max(2)));
         let mut doom = None;
         let full = self.rng.chance(self.profile.full, 100);
         let full = full.then(|| self.rng.between(1, requests.max(2)));
@@ -214,6 +216,9 @@ impl World<'_> {
                     // Soon, perhaps before it is noted anywhere.
                     let soon = replaces && self.rng.chance(1, 2);
                     doom = soon.then(|| self.rng.below(SOON_STEPS));
+                }
+                if Some(left) == erased {
+                    self.flash_is_erased();
                 }
                 if Some(left) == full {
                     trace!(self, "THE FILE SYSTEM UNDER FLASH IS FULL");
@@ -278,7 +283,8 @@ impl World<'_> {
 
     /// Does this life end with the loss of all flash?
     fn loses_flash(&mut self) -> bool {
-        self.profile.flash_lost > 0 && self.rng.chance(self.profile.flash_lost, 100)
+        let lost = self.profile.flash_lost > 0 && self.rng.chance(self.profile.flash_lost, 100);
+        std::mem::take(&mut self.erased) || lost
     }
 
     /// What hangs goes on in the end; in between time may pass.

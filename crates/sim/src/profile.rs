@@ -34,6 +34,8 @@ pub struct Profile {
     pub rot: u64,
     /// The flash device dies once.
     pub flash_death: bool,
+    /// The flash device is erased once under the pool.
+    pub flash_erased: bool,
     /// In 1000 steps: modes, limits, sizes, drains and disks change.
     pub change: u64,
     /// Origins store 512-byte sectors one by one.
@@ -113,6 +115,7 @@ pub(crate) const CALM: Profile = Profile {
     slow: 0,
     rot: 0,
     flash_death: false,
+    flash_erased: false,
     change: 0,
     sector_origins: false,
     odd: true,
@@ -146,7 +149,7 @@ pub(crate) const CALM: Profile = Profile {
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
-pub const PROFILES: [Profile; 45] = [
+pub const PROFILES: [Profile; 46] = [
     CALM,
     Profile {
         name: "restart",
@@ -762,11 +765,24 @@ pub const PROFILES: [Profile; 45] = [
         twice: true,
         ..CALM
     },
+    Profile {
+        name: "erased",
+        about: "the flash device is erased under the pool, in any mode, and is gone at the end of that life (not part of mixed)",
+        modes: [4, 2, 2, 2],
+        lives: (1, 3),
+        requests: (200, 1200),
+        crash: 50,
+        flash_erased: true,
+        flash_lost: 1,
+        change: 10,
+        heavy: 60,
+        ..CALM
+    },
 ];
 
 const WEIGHTS: [u32; PROFILES.len()] = [
     6, 8, 16, 20, 16, 16, 8, 8, 6, 4, 6, 8, 6, 6, 5, 4, 6, 9, 0, 6, 5, 5, 4, 4, 0, 0, 9, 6, 5, 0,
-    0, 0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0, 0, 0,
+    0, 0, 0, 0, 2, 3, 2, 3, 2, 3, 2, 0, 0, 0, 0, 0,
 ];
 
 /// The name that lets the seed choose.

@@ -353,7 +353,9 @@ impl Maker for Factory {
 
 /// The profiles of what it can do: it has one device, keeps no order, and asks once.
 fn known() -> impl Iterator<Item = &'static str> + Clone {
-    let known = |p: &&crate::profile::Profile| p.devices == (1, 1) && !p.ordered && p.overdue == 0;
+    let known = |p: &&crate::profile::Profile| {
+        p.devices == (1, 1) && !p.ordered && p.overdue == 0 && !p.flash_erased
+    };
     crate::profile::PROFILES
         .iter()
         .filter(known)

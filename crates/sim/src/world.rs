@@ -160,6 +160,8 @@ pub struct World<'a> {
     /// How often flash refused a block whose content does not tell whose it is, when it was asked for nothing
     /// else, by its place.
     stung_zeros: BTreeMap<usize, u32>,
+    /// Flash was erased under the pool.
+    pub(crate) erased: bool,
     /// The subject stopped using flash.
     pub(crate) given_up: bool,
     /// It stands beside flash that flash was given up.
@@ -358,6 +360,7 @@ impl<'a> World<'a> {
             flash_failed: 0,
             stung_unknown: 0,
             stung_zeros: BTreeMap::new(),
+            erased: false,
             given_up: false,
             marker: false,
             stopping: false,

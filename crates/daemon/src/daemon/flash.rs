@@ -60,6 +60,8 @@ pub(super) struct FlashWatch {
 struct State {
     /// What happened to the flash file, once it is given up for that.
     gone: Option<String>,
+    /// It was given up because a device of it was erased.
+    erased: bool,
     /// Bytes that the file system lacks for all of the flash file.
     lacks: Option<u64>,
     /// Since when there is room for all of the flash file, while the cache is off for want of it.
@@ -122,6 +124,11 @@ impl FlashWatch {
     /// Of which disks the records were voided, and how they were before.
     pub(super) fn settled(&self) -> Vec<(DiskId, u64, u64)> {
         lock(&self.state).settled.clone()
+    }
+
+    /// Was it given up because a device of it was erased?
+    pub(super) fn was_erased(&self) -> bool {
+        lock(&self.state).erased
     }
 
     /// Is it time to try to go on without a device?
@@ -230,7 +237,21 @@ impl Daemon {
         let flash = lock(&self.pool).flash().clone();
         let off = self.cache_is_off();
         let (mut gone, mut moved, mut lacks) = (None, None, off.then_some(0u64));
-        let mut blamed = Vec::new();
+        let (mut blamed, mut erased) = (Vec::new(), false);
+        for (place, device) in (0..).zip(flash.iter()) {
+            if flash.is_lost(place) || off || !crate::pool::has_no_superblock(device) {
+                continue;
+            }
+            if flash.are_twice() && flash.can_lose(place) {
+                flash.suspect(place);
+                continue;
+            }
+            let path = device.path().display();
+            let how = format!("{path} was erased or written over while in use");
+            gone = Some((how, FlashFault::Broken));
+            erased = true;
+            blamed.push(place);
+        }
         let mut files = 0;
         let files_of = (0..).zip(flash.iter());
         for (place, file) in files_of.filter_map(|(n, device)| Some((n, device.file()?))) {
@@ -255,14 +276,14 @@ impl Daemon {
                 continue;
             }
             blamed.extend(verdict.is_some().then_some(place));
-            gone = gone.or(verdict);
+            gone = verdict.or(gone);
             moved = moved.or_else(|| misplaced(file.path(), &now));
             lacks = match lacks {
                 Some(sum) => crate::place::lacks(file.path(), file).map(|n| sum.saturating_add(n)),
                 None => None,
             };
         }
-        if files == 0 {
+        if files == 0 && gone.is_none() {
             return;
         }
         let mut state = lock(&self.flash.state);
@@ -278,6 +299,7 @@ impl Daemon {
         let news = gone.filter(|(how, _)| state.gone.as_ref() != Some(how));
         let Some((how, fault)) = news else { return };
         state.gone = Some(how);
+        state.erased |= erased;
         drop(state);
         blamed.into_iter().for_each(|n| self.engine.blame_device(n));
         self.give_flash_up(fault);
@@ -408,7 +430,8 @@ impl Daemon {
                     ),
                     Some(degraded) if degraded.dirty == crate::degraded::Dirty::Gone => (
                         degraded.why.clone(),
-                        "put the flash back and restart the daemon, or stop it, have another device take its place with \
+                        "put the flash back and restart the daemon; if it is there and cannot be used, save what was dirty with \
+                         `hearth rescue`, stop the daemon, have another device, or this one with --force, take its place with \
                          `hearth pool adopt-flash`, and start it",
                     ),
                     Some(degraded) => (
@@ -464,6 +487,8 @@ impl Daemon {
             state.settle_at = Some(now + SETTLE_TIME);
             drop(state);
             self.settle_left_disks();
+        } else {
+            self.set_disks_apart();
         }
     }
 
@@ -638,6 +663,35 @@ impl Daemon {
             }
             // Tried again; until then a start asks.
             Err(e) => tracing::debug!("cannot note that disks have left the flash: {e}"),
+        }
+    }
+
+    /// Voids the records of disks that are off and clean: from then on they take no step that waits for the log, not
+    /// even for one that cannot go on. Where flash does not take the registry, the state directory has it.
+    fn set_disks_apart(&self) {
+        let off = |(id, slot): (DiskId, &super::Slot)| {
+            (slot.device.is_some() && self.engine.may_be_apart(id)).then_some(id)
+        };
+        let ids: Vec<DiskId> = self.disks.lock().all().filter_map(off).collect();
+        for id in ids {
+            let Ok(seq) = self.engine.apart_seq(id) else {
+                continue;
+            };
+            let stored = lock(&self.pool).change(|registry| {
+                if let Some(record) = registry.by_id_mut(id) {
+                    record.since_seq = record.since_seq.max(seq);
+                }
+                Ok(())
+            });
+            let engine = self.engine.clone();
+            let told = stored.map(|()| {
+                let job = move |now: u64, fx: &mut Effects| engine.set_apart(id, seq, now, fx);
+                self.reactors.run(job)
+            });
+            // Tried again in the next round; until then the disk's writes may wait for the log.
+            if let Err(e) = told {
+                tracing::debug!("cannot note that nothing counts which flash has of a disk: {e}");
+            }
         }
     }
 

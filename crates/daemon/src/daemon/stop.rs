@@ -166,8 +166,9 @@ impl Daemon {
         // for.
         let clean = idle && ended && still;
         // Before anything is written there: what is left of it stays as it is.
-        let erased = (clean && !self.cache_is_off()).then(|| self.erased());
-        let erased = erased.flatten();
+        let asked = clean && (!self.cache_is_off() || self.flash.was_erased());
+        let erased = asked.then(|| self.erased()).flatten();
+        let is_erased = erased.is_some();
         let sound = clean && erased.is_none();
         let without = sound.then(|| self.close_without()).flatten();
         let goes_on = without.is_some();
@@ -210,7 +211,7 @@ impl Daemon {
             self.note_whole_at_rest();
             self.note_lost_at_rest();
         }
-        let outcome = if clean && off {
+        let outcome = if clean && off && !is_erased {
             self.end_without_flash(closed.and(promised))
         } else {
             closed.and(promised)
@@ -232,7 +233,12 @@ impl Daemon {
     /// that a stop does not say that all is well, it looks whether there is by what the next start would know the pool.
     fn erased(&self) -> Option<Error> {
         let pool = lock(&self.pool);
-        let path = pool.erased()?.display().to_string();
+        // What the daemon has written since is there; the rest of the log is not.
+        let blank = || {
+            let device = self.engine.blank_device(&mut pool.flash().joined())?;
+            pool.paths().get(usize::from(device)).cloned()
+        };
+        let path = pool.erased().or_else(blank)?.display().to_string();
         let others = pool.paths().len() > 1;
         let kept = pool.beside().is_some();
         drop(pool);

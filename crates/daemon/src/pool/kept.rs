@@ -259,6 +259,31 @@ impl Pool {
         let Some(beside) = Beside::whose_flash_was_at(state_dir, flash)? else {
             return Ok(None);
         };
+        let pool = Pool::of_notes(Arc::new(beside), flash, &why)?;
+        Ok(Some((pool, why)))
+    }
+
+    /// Was what is kept beside its flash kept when it was served last?
+    pub(crate) fn is_known_beside(&self) -> bool {
+        let beside = self.beside.as_ref();
+        beside.is_some_and(|beside| beside.says(|notes| notes.opened > 0))
+    }
+
+    /// Is it known beside its flash that something of a disk may be there?
+    pub(crate) fn knows_of_dirty(&self) -> bool {
+        let beside = self.beside.as_ref().filter(|_| self.is_known_beside());
+        beside.is_some_and(|beside| beside.says(|notes| !notes.dirty.is_empty()))
+    }
+
+    /// The same as [`without_flash`](Self::without_flash) of a pool whose log cannot be read.
+    pub(crate) fn go_without_log(&mut self, why: &str) -> Result<()> {
+        if let Some(beside) = self.beside.clone() {
+            *self = Pool::of_notes(beside, &self.path().to_owned(), why)?;
+        }
+        Ok(())
+    }
+
+    fn of_notes(beside: Arc<Beside>, flash: &Path, why: &str) -> Result<Pool> {
         let notes = beside.notes();
         let mode = OpenMode {
             read_only: true,
@@ -300,12 +325,11 @@ impl Pool {
         let media = Arc::new(Device::new(stand_in));
         let places = Places::new(&superblock.layout).map_err(|e| format_error(flash, &e))?;
         let (devices, members) = (FlashDevices::one(media.clone()), Members::new(Vec::new()));
-        let pool = Pool {
-            beside: Some(Arc::new(beside)),
+        Ok(Pool {
+            beside: Some(beside),
             gone_from: Some(flash.to_owned()),
             ..Pool::of(media, devices, members, superblock, registry, places)
-        };
-        Ok(Some((pool, why)))
+        })
     }
 
     /// A blank device in RAM of the pool's layout, for an engine whose flash is gone.

@@ -68,6 +68,16 @@ impl Core {
         false
     }
 
+    /// Do writes wait while lost blocks, which no origin ever gets, are most of what may be dirty?
+    pub fn lost_take_the_room(&self) -> bool {
+        if self.reqs.stalled.is_empty() {
+            return false;
+        }
+        let disks = self.disks.iter().flatten().filter(|d| !d.is_promised());
+        let lost: u64 = disks.map(|d| d.lost.len()).sum();
+        lost * 2 > self.dirty_room(self.opts.dirty_high_percent)
+    }
+
     /// Flash was given up: what had not reached it goes to the origins, and nobody waits for it.
     pub fn flash_given_up(
         &mut self,

@@ -30,6 +30,8 @@ impl Core {
                 done.result.is_err(),
                 done.bad_blocks.contains(&i) && !reseal,
             );
+            // One that is known to be lost is moved with a checksum that never matches.
+            self.flash.note_rot(u64::from(bad && !info.lost));
             // What is lost is lost whether the device says so or not.
             let rotten = info.dirty && (bad || unread && info.lost);
             if rotten && !superseding && self.flash.takes_writes() {
@@ -55,6 +57,7 @@ impl Core {
                 }
                 if (bad || unread) && !info.dirty {
                     self.forget_block(disk, block);
+                    self.known_mut(disk).counters.bad_clean_blocks += 1;
                     // A record behind the newer one would void that.
                     if !superseding {
                         self.record_drop(disk, block, 1);

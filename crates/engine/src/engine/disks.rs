@@ -1,6 +1,6 @@
 //! Disks come, change and go.
 
-use crate::api::{DiskConfig, DiskId, Effects, Home, Mode, OriginState};
+use crate::api::{DISK_MAX, DiskConfig, DiskId, Effects, Home, Mode, OriginState};
 use crate::cache::index::Key;
 use crate::core::Core;
 use crate::disk::Disk;
@@ -8,6 +8,7 @@ use crate::disk::ready::Totals;
 use crate::engine::Engine;
 use crate::faults::Fault;
 use crate::paths::{Path, took};
+use hearth_format::Kind;
 use hearth_io::BLOCK;
 
 // In this crate a `Fault` is a deliberate mistake.
@@ -49,8 +50,7 @@ impl Engine {
     /// opened.
     pub fn attach(&self, cfg: DiskConfig, origin: OriginState) -> Result<(), ControlError> {
         let mut core = self.core();
-        if cfg.size == 0 || cfg.size > crate::api::DISK_MAX || cfg.id == 0 || cfg.id == DiskId::MAX
-        {
+        if cfg.size == 0 || cfg.size > DISK_MAX || cfg.id == 0 || cfg.id == DiskId::MAX {
             return Err(ControlError::Size);
         }
         let id = cfg.id;
@@ -78,6 +78,7 @@ impl Engine {
         };
         core.count_promise(id, cfg.home);
         let verifies = core.opts.faults.has(Fault::AttachVerifies);
+        close_void_heads(&mut core, id, cfg.mode);
         core.alter(id, |d| {
             d.unverified &= !verifies;
             d.resize(cfg.size);
@@ -85,6 +86,7 @@ impl Engine {
             d.attached = true;
             d.held = false;
             d.fenced = false;
+            d.apart = false;
         });
         core.set_order(id);
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
@@ -157,12 +159,71 @@ impl Engine {
             core.flash.roll();
             core.route_flash(0, fx);
         }
-        core.flash.forget_disk(id);
+        let seq = core.flash.log.next_segment_seq;
+        core.flash.forget_disk(id, seq);
         if core.disk(id).is_some_and(|d| d.attached) {
             core.set_order(id);
         }
         core.publish(id);
-        Ok(core.flash.log.next_segment_seq)
+        Ok(seq)
+    }
+
+    /// The segment number below which records of a disk may be void that is off and clean, whether or not requests of
+    /// it are under way. Once that is stored, [`set_apart`](Self::set_apart) says so. `Dirty`: something has to be
+    /// written back first.
+    pub fn apart_seq(&self, id: DiskId) -> Result<u64, ControlError> {
+        let mut core = self.core();
+        let d = core.disk(id).ok_or(ControlError::NoDisk)?;
+        if d.cfg.mode != Mode::Off || !d.has_origin() || d.is_dirty() {
+            return Err(ControlError::Dirty);
+        }
+        let log = &core.flash.log;
+        let queued = log.queue.iter();
+        let mut on_their_way = queued.chain(log.batches.iter().flat_map(|b| &b.items));
+        let data = |kind: Kind| kind.is_data() || kind == Kind::ZeroRun;
+        let busy = !d.origin.destage.busy.is_empty()
+            || !d.origin.destage.written.is_empty()
+            || d.tickets.iter().any(|t| !t.reading)
+            || on_their_way.any(|item| item.disk == id && data(item.kind));
+        if busy {
+            core.flash.log.urgent = true;
+            return Err(ControlError::Busy);
+        }
+        let seq = core.flash.log.next_segment_seq;
+        core.alter(id, |d| d.heads_void = true);
+        Ok(seq)
+    }
+
+    /// It is stored that nothing counts which flash has of a disk that is off, below this segment number: drops its
+    /// copies. From here on it never waits for the log.
+    pub fn set_apart(&self, id: DiskId, seq: u64, now_ns: u64, fx: &mut Effects) {
+        let mut core = self.core();
+        // It may have been cached again meanwhile.
+        if core
+            .disk(id)
+            .is_none_or(|d| d.cfg.mode != Mode::Off || !d.heads_void)
+        {
+            return;
+        }
+        core.forget_range(id, 0, DISK_MAX / BLOCK);
+        core.stage_forget(id, 0, u64::MAX);
+        core.flash.forget_disk(id, seq);
+        core.publish(id);
+        let d = core.known_mut(id);
+        d.apart = true;
+        let regions: Vec<u32> = d.origin.intents.regions().collect();
+        for region in regions {
+            core.wake_intent(id, region, now_ns, fx);
+        }
+        core.wake_clean_waiters(id, now_ns, fx);
+        core.settle(now_ns, fx);
+    }
+
+    /// Is a disk off, and could it be [set apart](Self::set_apart)?
+    pub fn may_be_apart(&self, id: DiskId) -> bool {
+        let core = self.core();
+        let d = core.disk(id);
+        d.is_some_and(|d| d.cfg.mode == Mode::Off && d.has_origin() && !d.apart)
     }
 
     /// Forgets that the disk exists. It must be detached and hold nothing dirty.
@@ -205,6 +266,7 @@ impl Engine {
             return Ok(());
         }
         core.stop_holding(id);
+        close_void_heads(&mut core, id, mode);
         core.alter(id, |d| d.cfg.mode = mode);
         core.set_order(id);
         core.publish(id);
@@ -360,6 +422,18 @@ impl Engine {
         }
         Ok(lost.len() as u64)
     }
+}
+
+/// A disk that was off is cached again from here on, if that is its mode: in segments that count for it.
+fn close_void_heads(core: &mut Core, id: DiskId, mode: Mode) {
+    if mode == Mode::Off || core.disk(id).is_none_or(|d| !d.heads_void) {
+        return;
+    }
+    if !core.opts.faults.has(Fault::OffReturnsInHead) {
+        core.flash.roll();
+    }
+    let d = core.known_mut(id);
+    (d.heads_void, d.apart) = (false, false);
 }
 
 /// Puts a disk into the engine.

@@ -47,6 +47,11 @@ impl Engine {
         self.core().flash.devices.failing.blame(device);
     }
 
+    /// A device that was erased or written over below the pool, which is at rest.
+    pub fn blank_device(&self, media: &mut dyn Media) -> Option<u16> {
+        self.core().flash.blank_device(media)
+    }
+
     /// The device that flash was given up for, if the pool could go on without it.
     pub fn failed_alone(&self) -> Option<FailedAlone> {
         let core = self.core();

@@ -38,7 +38,6 @@ const PUT_OFF_NS: u64 = 20_000_000;
 /// One segment in so many may go before room is short.
 const AHEAD_SHARE: usize = 16;
 /// Segments that may go one after the other for each one somebody waits for.
-#[cfg(any(test, feature = "check"))]
 const IN_VAIN_SHARE: usize = 16;
 
 /// What is known of segments as candidates.
@@ -355,7 +354,6 @@ impl<U: Users> FlashDevice<U> {
 
     /// Segments that were freed, one after the other, while somebody waited for room and got none; and how many
     /// that may be.
-    #[cfg(any(test, feature = "check"))]
     pub fn in_vain(&self) -> (usize, usize) {
         let most = IN_VAIN_SHARE * (self.free_target() + PUT_OFF_MAX);
         (self.evict.choice.in_vain, most)

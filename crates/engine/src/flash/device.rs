@@ -14,7 +14,7 @@ use crate::flash::devices::Devices;
 use crate::flash::durable::Waiting;
 use crate::flash::emptying::Emptying;
 use crate::flash::evict::Evict;
-use crate::flash::fail::{FailMark, Noted};
+use crate::flash::fail::{FailMark, Noted, Rot};
 use crate::flash::gone::Dropping;
 use crate::flash::log::{Gone, Item, Log, SegState, Segment, Slot};
 use crate::flash::map::MapStore;
@@ -23,7 +23,7 @@ use crate::flash::rescue::Rescue;
 use crate::flash::twice::Losing;
 use crate::stats::{PoolCounters, ewma};
 use hearth_format::{Layout, Superblock};
-use hearth_io::{BufSlice, IoDone, OpKind, Target};
+use hearth_io::{BLOCK, BufSlice, IoDone, OpKind, Target};
 use hearth_policy::cleaning::{Cleaner, Heads, Order, Plan, most_of};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -158,6 +158,8 @@ pub(crate) struct FlashDevice<U: Users> {
     /// Places where reads of it failed since one succeeded. Places, because one that is read again
     /// and again says nothing about the rest.
     pub read_errors: BTreeSet<u64>,
+    /// How much of what is read is not what was written.
+    pub(in crate::flash) rot: Rot,
     /// Segments in which versions are held for ordered disks.
     pub held_segments: usize,
     /// It stands on the device that the log may have marks of ordered disks.
@@ -239,6 +241,7 @@ impl<U: Users> FlashDevice<U> {
             losing: None,
             gone: Dropping::default(),
             read_errors: BTreeSet::new(),
+            rot: Rot::default(),
             held_segments: 0,
             order_noted: false,
             ewma_ns: 0,
@@ -320,6 +323,9 @@ impl<U: Users> FlashDevice<U> {
             self.read_errors.insert(self.devices.whole(done));
         } else {
             self.read_errors.clear();
+            let bad = done.bad_blocks.len() as u64;
+            self.rot
+                .add_sound((done.op.len / BLOCK).saturating_sub(bad));
         }
     }
 
@@ -330,6 +336,7 @@ impl<U: Users> FlashDevice<U> {
             return;
         };
         self.read_errors.clear();
+        self.rot.add_sound(bytes / BLOCK);
         for _ in 0..count.min(SAMPLES_MAX) {
             self.ewma_ns = ewma(self.ewma_ns, each);
         }
@@ -430,9 +437,9 @@ impl<U: Users> FlashDevice<U> {
         seg_seq >= self.since.get(&disk).copied().unwrap_or(self.run_seq)
     }
 
-    /// Nothing counts any more that was said of a disk so far. The heads are closed.
-    pub fn forget_disk(&mut self, disk: u16) {
-        self.since.insert(disk, self.log.next_segment_seq);
+    /// Nothing counts any more that is said of a disk in segments below this number.
+    pub fn forget_disk(&mut self, disk: u16, seq: u64) {
+        self.since.insert(disk, seq);
         self.dead.forget(disk);
     }
 

@@ -302,6 +302,9 @@ impl<U: Users> FlashDevice<U> {
             None => {
                 // Nobody knows what it says, so it stays as it is, and serves what it holds.
                 took(Path::SegmentUnreadable);
+                if done.result.is_ok() {
+                    self.note_blank_segment();
+                }
                 self.cleaner.withdraw(seg);
                 self.log.aside.remove(&seg);
                 self.log.order.retain(|s| *s != seg);

@@ -23,6 +23,32 @@ use hearth_format::superblock::PoolState;
 use hearth_io::{BLOCK, Buf, IoDone, IoError, OpKind};
 use std::collections::BTreeSet;
 
+/// Blocks in a row whose checksums do not match after which the device counts as failed: 1 MiB.
+const ROT_MAX: u64 = 256;
+/// Sound blocks that weigh as much as one whose checksum does not match.
+const ROT_SHARE: u64 = 64;
+/// Blocks that a segment counts for of which neither the summary nor a batch is there.
+const ROT_OF_SEGMENT: u64 = 128;
+
+/// The rate of blocks that do not hold what was written there. Single ones rot; many among few reads mean that
+/// something has erased or overwritten the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::flash) struct Rot(u64);
+
+impl Rot {
+    pub fn add_bad(&mut self, blocks: u64) {
+        self.0 += blocks * ROT_SHARE;
+    }
+
+    pub fn add_sound(&mut self, blocks: u64) {
+        self.0 = self.0.saturating_sub(blocks);
+    }
+
+    pub fn is_beyond_limit(self) -> bool {
+        self.0 > ROT_MAX * ROT_SHARE
+    }
+}
+
 /// What a flush may say of something dirty on flash which is written no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promise {
@@ -42,6 +68,9 @@ const PLACE_TRIES: u32 = 2;
 
 /// How long the note of the failure may take.
 const MARK_TIME_NS: u64 = 2_000_000_000;
+
+/// Segments may be freed in vain so many times as often as a sound log frees them at most.
+const IN_VAIN_LIMIT: usize = 4;
 
 /// Places that fail to be read, with no success between, after which the device counts as failed.
 const READ_ERRORS_MAX: usize = 32;
@@ -90,6 +119,28 @@ impl<U: Users> FlashDevice<U> {
                 let (device, _) = self.devices.spread().place(place);
                 self.devices.failing.blame(device);
             }
+            self.fail(now);
+        }
+    }
+
+    /// Blocks turned out not to hold what was written there.
+    pub fn note_rot(&mut self, blocks: u64) {
+        self.rot.add_bad(blocks);
+    }
+
+    /// The same of all of a segment.
+    pub(in crate::flash) fn note_blank_segment(&mut self) {
+        self.note_rot(ROT_OF_SEGMENT);
+    }
+
+    /// Fails if it no longer holds what was written to it, or if freeing segments gives nobody room, or if writes
+    /// wait for room that is `taken` for good.
+    pub fn leave_if_useless(&mut self, taken: bool, now: u64) {
+        let (in_vain, most) = self.in_vain();
+        let useless = self.rot.is_beyond_limit() || in_vain > IN_VAIN_LIMIT * most || taken;
+        if useless && self.takes_writes() && !self.faults.has(Fault::KeepUseless) {
+            took(Path::FlashUseless);
+            self.full = false;
             self.fail(now);
         }
     }

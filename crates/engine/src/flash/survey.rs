@@ -12,7 +12,7 @@ use hearth_format::superblock::INCOMPAT_HEADS;
 use hearth_format::{BatchHeader, BatchMark, Entry, Kind, Layout, SummaryHeader};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Media, media};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 
@@ -21,6 +21,10 @@ pub(crate) const BLOCK_BYTES: usize = BLOCK as usize;
 pub(crate) const READ_AHEAD: u32 = 256;
 /// ... but fewer if that were more bytes than this, whatever an untrusted superblock says of them.
 const READ_AHEAD_BYTES: usize = 8 << 20;
+/// Segments of one device that are looked at to see whether it was erased.
+const BLANK_SAMPLE: usize = 16;
+/// It was if more than one of so many is not there.
+const BLANK_SHARE: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct WalkedBatch {
@@ -133,6 +137,42 @@ impl<U: Users> FlashDevice<U> {
             });
         }
         Ok(found)
+    }
+
+    /// The device on which segments of the log are not there any more, while nothing is on its way to it. Where
+    /// everything is there twice, the other device has them.
+    pub fn blank_device(&self, media: &mut dyn Media) -> Option<u16> {
+        if self.devices.are_twice() {
+            return None;
+        }
+        let mut of_device: BTreeMap<u16, Vec<u32>> = BTreeMap::new();
+        for (seg, s) in (0..).zip(&self.log.segments) {
+            let written = s.state == SegState::Closed || s.state == SegState::Open && s.live > 0;
+            if written && s.batches == 0 {
+                let at = self.layout.segment_offset(seg);
+                let device = self.devices.spread().device_of_side(at, 0);
+                of_device.entry(device).or_default().push(seg);
+            }
+        }
+        let mut devices = of_device.into_iter();
+        let blank = devices.find(|(_, segs)| {
+            let sample = segs.iter().step_by(segs.len().div_ceil(BLANK_SAMPLE));
+            let looked_at = sample.len();
+            let gone = sample.filter(|seg| self.is_segment_gone(media, **seg));
+            gone.count() * BLANK_SHARE > looked_at
+        });
+        blank.map(|(device, _)| device)
+    }
+
+    /// Neither the beginning nor the summary of a segment is there. One that cannot be read is not known to be gone.
+    fn is_segment_gone(&self, media: &mut dyn Media, seg: u32) -> bool {
+        let seq = self.log.segments[seg as usize].seq;
+        let mut start = vec![0u8; BLOCK_BYTES];
+        let mut end = vec![0u8; self.layout.summary_bytes()];
+        let read = media.read_at(self.layout.segment_offset(seg), &mut start);
+        let read = read.and_then(|()| media.read_at(self.layout.summary_offset(seg), &mut end));
+        let begins = self.beginning(&start).is_some_and(|b| b.segment_seq == seq);
+        read.is_ok() && !begins && self.entries_of_summary(&end, seq).is_none()
     }
 
     /// Tells segments with a summary from those whose batches must be looked at: segment, its number, and

@@ -93,6 +93,11 @@ impl Intents {
         (start, start + self.region_blocks)
     }
 
+    /// Those that are open.
+    pub fn regions(&self) -> impl Iterator<Item = u32> + '_ {
+        self.open.keys().copied()
+    }
+
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }

@@ -270,7 +270,7 @@ impl Core {
                 let d = self.disk(disk);
                 d.is_some_and(|d| !d.origin.intents.are_active(regions))
             });
-            if waiting && self.flash.takes_writes() {
+            if waiting && self.flash.takes_writes() && !self.leaves_flash_alone(disk) {
                 // It may have waited for something else before.
                 self.reqs[id].write_mut().step = Step::WaitsForIntent;
                 return false;

@@ -19,6 +19,7 @@ use crate::core::apply::{Apply, Purpose, Then};
 use crate::core::route::FlashWaiter;
 use crate::core::{Core, OpCtx, req_error};
 use crate::ctx::Io;
+use crate::disk::Disk;
 use crate::disk::spans::Span;
 use crate::faults::Fault;
 use crate::flash::durable::Until;
@@ -500,6 +501,9 @@ impl Core {
     /// Nothing of the disk is on flash, nor on its way there, nor can a crash bring anything back:
     /// nothing can become stale.
     pub fn leaves_flash_alone(&self, disk: DiskId) -> bool {
+        if self.disk(disk).is_some_and(Disk::is_apart) {
+            return true;
+        }
         let Some(d) = self.disk(disk).filter(|d| d.is_off_without_copies()) else {
             return false;
         };
@@ -758,7 +762,9 @@ impl Core {
             || d.destaging(start, end) && !faults.has(Fault::WritePastDestaging);
         if in_order
             && !dirty
-            && (d.cleaned_ord <= durable || faults.has(Fault::WritePastUndurablyClean))
+            && (d.cleaned_ord <= durable
+                || d.is_apart()
+                || faults.has(Fault::WritePastUndurablyClean))
         {
             return true;
         }

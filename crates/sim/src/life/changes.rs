@@ -2,6 +2,7 @@
 
 use super::LIFE_STEPS_MAX;
 use crate::paths::Event;
+use crate::prng::Prng;
 use crate::world::{Outcome, World, trace};
 use hearth_engine::api::{Home, Mode, OriginState};
 
@@ -32,8 +33,36 @@ impl World<'_> {
         Ok(())
     }
 
+    /// A disk that is off and clean is voided in the registry, and the engine is told, unless the daemon dies in between.
+    fn set_apart(&mut self, index: usize) -> Outcome {
+        let id = self.disks[index].config.id;
+        let Some(seq) = self.subject()?.apart_seq(id) else {
+            return Ok(());
+        };
+        trace!(self, "disk {id} is apart below {seq}");
+        self.paths.note(Event::SetApart);
+        let known = self.known.iter_mut().find(|k| k.id == id);
+        known
+            .into_iter()
+            .for_each(|k| k.since_seq = k.since_seq.max(seq));
+        // Choices of its own, so that the rest of a seed is as it was.
+        let mut rng = Prng::new(self.shape.seed ^ self.clock.now() ^ 0x0107);
+        if rng.chance(1, 4) {
+            return Ok(());
+        }
+        let (now, mut effects) = (self.clock.now(), std::mem::take(&mut self.effects));
+        self.subject()?.set_apart(id, seq, now, &mut effects);
+        self.effects = effects;
+        self.handle_effects()
+    }
+
     /// One management action.
     pub(super) fn change(&mut self) -> Outcome {
+        for index in 0..self.disks.len() {
+            if self.disks[index].attached() {
+                self.set_apart(index)?;
+            }
+        }
         let index = self.rng.below(self.disks.len() as u64) as usize;
         let id = self.disks[index].config.id;
         if self.disks[index].resting {

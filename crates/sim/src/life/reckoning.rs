@@ -68,7 +68,7 @@ impl World<'_> {
         self.verify()?;
         if !self.flash.is_dead() {
             self.drain_and_compare()?;
-            if self.rng.chance(1, 2) {
+            if !self.erased && self.rng.chance(1, 2) {
                 // What rotted in batches that no later one vouches for looks like a torn write after
                 // a power cut, so profiles that rot end with a stop.
                 if self.rng.chance(1, 2) && self.profile.rot == 0 {

@@ -2,6 +2,7 @@
 
 use crate::device::Faults;
 use crate::origin::Origin;
+use crate::paths::Event;
 use crate::world::{Outcome, World, trace};
 
 impl World<'_> {
@@ -100,6 +101,21 @@ impl World<'_> {
         if self.flash.are_twice() {
             return;
         }
+        self.flash_failed = self.model.now();
+        for index in 0..self.disks.len() {
+            if self.disks[index].dirty_once {
+                let blocks = self.model.written_blocks(self.disks[index].uid);
+                self.disks[index].hurt.extend(blocks);
+            }
+        }
+    }
+
+    /// Somebody discards all of it under the pool. What is written from then on is there.
+    pub(super) fn flash_is_erased(&mut self) {
+        trace!(self, "THE FLASH DEVICE IS ERASED");
+        self.paths.note(Event::Erased);
+        self.flash.erase();
+        self.erased = true;
         self.flash_failed = self.model.now();
         for index in 0..self.disks.len() {
             if self.disks[index].dirty_once {

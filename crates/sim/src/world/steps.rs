@@ -117,6 +117,10 @@ impl World<'_> {
         }
         trace!(self, "the subject gives up flash");
         self.given_up = true;
+        if self.erased {
+            // It is noticed some time later.
+            self.flash_failed = self.model.now();
+        }
         if self.flash_failed == 0 {
             Err("flash was given up although it never failed".into())
         } else {

@@ -7,10 +7,13 @@ use anyhow::{Context, Result, ensure};
 use hearth_rig::daemon::path;
 use hearth_rig::load::{BLOCKS, Writer};
 use hearth_rig::pattern::BLOCK;
+use hearth_rig::rng::Rng;
 use hearth_rig::{Hearth, wait};
 use serde_json::{Value, json};
-use std::fs::File;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Longest wait for what comes by itself.
@@ -23,6 +26,65 @@ fn blank(hearth: &Hearth) -> Result<PathBuf> {
     let file = hearth.dir().join("o.raw");
     File::create(&file)?.set_len(BLOCKS * BLOCK as u64)?;
     Ok(file)
+}
+
+/// A guest's request is answered by then.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Writes and reads a disk until told to end. With `whole`, no request may fail. What the disk holds then.
+fn guest(
+    hearth: &Hearth,
+    disk: &str,
+    whole: bool,
+    done: &AtomicU64,
+    ended: &AtomicBool,
+) -> Result<Vec<u8>> {
+    let mut client = hearth.connect(disk)?;
+    client.raw()?.set_read_timeout(Some(ANSWER))?;
+    let mut model = client.read(0, 16 << 20)?;
+    let mut rng = Rng::new(disk.len() as u64);
+    while !ended.load(Ordering::Relaxed) {
+        let at = rng.below(16 * MIB / BLOCK as u64 - 16) as usize * BLOCK;
+        let range = at..at + (1 + rng.below(16) as usize) * BLOCK;
+        let wrong = || {
+            format!(
+                "disk {disk}, {range:?} after {}",
+                done.load(Ordering::Relaxed)
+            )
+        };
+        let outcome = if rng.below(2) == 0 {
+            rng.fill(&mut model[range.clone()]);
+            client.write(at as u64, &model[range.clone()])
+        } else {
+            let read = client.read(at as u64, range.len() as u32);
+            read.map(|read| assert!(!whole || read == model[range.clone()], "{}", wrong()))
+        };
+        match outcome {
+            Err(e) if whole || e.raw_os_error() != Some(libc::EIO) => {
+                return Err(e).with_context(wrong);
+            }
+            _ => done.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+    Ok(model)
+}
+
+/// Where the log begins: behind the pool's tables.
+fn log_start(flash: &Path, data: &[u8]) -> Result<u64> {
+    let bytes = std::fs::read(flash)?;
+    let mut blocks = (0..).step_by(BLOCK).zip(bytes.chunks(BLOCK));
+    let first = blocks.find(|(_, block)| *block == data);
+    // In a pool of this size segments are of 1 MiB, and begin at a multiple of that.
+    Ok(first.context("nothing is on flash")?.0 / MIB * MIB)
+}
+
+/// Discards the log and leaves the tables, as if the daemon had stored them again since.
+fn trim_log(flash: &Path, start: u64) -> Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(flash)?;
+    let mut tables = vec![0; start as usize];
+    file.read_exact_at(&mut tables, 0)?;
+    trim(flash)?;
+    Ok(file.write_all_at(&tables, 0)?)
 }
 
 fn shown(hearth: &Hearth) -> Result<Value> {
@@ -206,6 +268,142 @@ fn a_stop_tells_of_the_second_device_as_well() -> Result<()> {
     ensure!(client.read(MIB, 65536)? == [0xAB; 65536]);
     drop(client);
     hearth.stop().map(drop)
+}
+
+/// In every mode, while guests read and write: those with nothing dirty there do not notice.
+#[test]
+fn erased_flash_under_load_stops_no_disk() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let modes = ["write-back", "write-through", "write-around", "off"];
+    for mode in modes {
+        let origin = hearth.origin(&format!("{mode}.raw"), 16 * MIB)?;
+        hearth.add(mode, path(&origin), &["--mode", mode, "--seq-cutoff", "0"])?;
+    }
+    let (done, ended) = (modes.map(|_| AtomicU64::new(0)), AtomicBool::new(false));
+    let written = |more: u64| {
+        let before = done.each_ref().map(|n| n.load(Ordering::Relaxed));
+        wait::until("all guests go on", LIMIT, || {
+            let now = done
+                .iter()
+                .zip(before)
+                .all(|(n, before)| n.load(Ordering::Relaxed) >= before + more);
+            now.then_some(())
+        })
+    };
+    let models = std::thread::scope(|scope| -> Result<Vec<Vec<u8>>> {
+        let guests = modes.iter().zip(&done).map(|(mode, done)| {
+            let (hearth, ended) = (&hearth, &ended);
+            scope.spawn(move || guest(hearth, mode, *mode != "write-back", done, ended))
+        });
+        let guests: Vec<_> = guests.collect();
+        let course = (|| {
+            written(300)?;
+            trim(hearth.flash())?;
+            wait::until("the flash is left", LIMIT, || {
+                let pool = hearth.ok(&["pool", "show", "--json"]).ok()?;
+                let pool: Value = serde_json::from_str(&pool).ok()?;
+                (pool["state"] == "failed").then_some(())
+            })?;
+            written(300)
+        })();
+        ended.store(true, Ordering::Relaxed);
+        let models = guests
+            .into_iter()
+            .map(|g| g.join().expect("a guest found wrong data"));
+        let models: Result<Vec<_>> = models.collect();
+        course.with_context(|| hearth.log())?;
+        models
+    })?;
+    let status = hearth.said(&["pool", "show"])?;
+    ensure!(status.contains("adopt-flash"), "{status}");
+    let _ = hearth.stop();
+    ensure!(
+        !hearth.log().contains("the pool is clean"),
+        "{}",
+        hearth.log()
+    );
+    hearth.start().with_context(|| hearth.log())?;
+    for (mode, model) in modes.iter().zip(models).skip(1) {
+        let mut client = wait::until(mode, LIMIT, || hearth.connect(mode).ok())?;
+        ensure!(
+            client.read(0, 16 << 20)? == model,
+            "{mode} changed over the restart"
+        );
+    }
+    Ok(())
+}
+
+/// Nobody reads it, so nothing fails.
+#[test]
+fn erased_flash_is_noticed_on_quiet_host() -> Result<()> {
+    let hearth = Hearth::serving("64M")?;
+    let origin = hearth.origin("o.raw", 16 * MIB)?;
+    hearth.add("d", path(&origin), &["--mode", "write-through"])?;
+    trim(hearth.flash())?;
+    wait::until("it is noticed", LIMIT, || {
+        let pool = hearth.said(&["pool", "show"]).ok()?;
+        pool.contains("was erased or written over while in use")
+            .then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    let mut client = hearth.connect("d")?;
+    client.write(0, &[7; BLOCK])?;
+    ensure!(client.read(0, BLOCK as u32)? == [7; BLOCK]);
+    Ok(())
+}
+
+/// The superblock and the registry are there, and the log is not: as after a daemon that stored them again.
+#[test]
+fn start_over_blank_log_serves_clean_disks() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let [dirty, whole] = ["o.raw", "w.raw"].map(|name| hearth.origin(name, 16 * MIB));
+    hearth.add("d", &format!("fault=eio-write:{}", path(&dirty?)), &[])?;
+    hearth.add("w", path(&whole?), &["--mode", "write-through"])?;
+    for disk in ["d", "w"] {
+        let mut client = hearth.connect(disk)?;
+        client.write(MIB, &[0xAB; 65536])?;
+        client.flush()?;
+    }
+    hearth.kill9()?;
+    trim_log(hearth.flash(), log_start(hearth.flash(), &[0xAB; BLOCK])?)?;
+    hearth.start().with_context(|| hearth.log())?;
+    let mut client = wait::until("the whole disk is served", LIMIT, || {
+        hearth.connect("w").ok()
+    })
+    .with_context(|| hearth.log())?;
+    ensure!(client.read(MIB, 65536)? == [0xAB; 65536]);
+    ensure!(shown(&hearth)?["state"] == "refused", "{}", hearth.log());
+    let says = hearth.said(&["pool", "show"])? + &hearth.log();
+    ensure!(
+        says.contains("adopt-flash") && !says.contains("--accept-damage"),
+        "{says}"
+    );
+    Ok(())
+}
+
+/// The same under the daemon, which is stopped before anything of the log is read.
+#[test]
+fn stop_over_blank_log_is_not_clean() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let origin = hearth.origin("w.raw", 16 * MIB)?;
+    hearth.add(
+        "w",
+        path(&origin),
+        &["--mode", "write-through", "--seq-cutoff", "0"],
+    )?;
+    let mut client = hearth.connect("w")?;
+    client.write(MIB, &[0xAB; 65536])?;
+    client.read(MIB, 65536)?;
+    // It is on flash from now on.
+    let start = wait::until("it is cached", LIMIT, || {
+        log_start(hearth.flash(), &[0xAB; BLOCK]).ok()
+    })?;
+    drop(client);
+    trim_log(hearth.flash(), start)?;
+    ensure!(hearth.stop().is_err(), "it calls this an end in order");
+    let says = hearth.log();
+    ensure!(says.contains("was erased or written over while"), "{says}");
+    Ok(())
 }
 
 /// Either of two devices that hold everything, under a client, several times; and it is so after a kill as well.

@@ -116,6 +116,53 @@ fn a_stop_does_not_wait_for_it() -> Result<()> {
     hearth.stop().map(drop)
 }
 
+/// What is cached of the disk is dropped once it is off. From then on it has nothing to do with flash, which is not given up
+/// for hanging here.
+#[test]
+fn disk_switched_off_does_not_wait_for_flash() -> Result<()> {
+    let Some((mut hearth, mount)) = over_mount()? else {
+        return Ok(());
+    };
+    hearth.serve_args = ["--flash-timeout", "600"].map(str::to_owned).to_vec();
+    let origin = served(&mut hearth)?;
+    let mut client = hearth.connect("d")?;
+    client.raw()?.set_read_timeout(Some(SOON))?;
+    let mut model = vec![1; 4 << 20];
+    for (at, piece) in (0..).step_by(1 << 16).zip(model.chunks(1 << 16)) {
+        client.write(at, piece)?;
+        client.read(at, 1 << 16)?;
+    }
+    let cached = |hearth: &Hearth| hearth.stats("d").ok()?["cached"].as_u64();
+    wait::until("it is cached", LIMIT, || {
+        (cached(&hearth)? > 0).then_some(())
+    })?;
+    hearth.ok(&["disk", "set", "d", "--mode", "off"])?;
+    wait::until("its copies are dropped", LIMIT, || {
+        (cached(&hearth)? == 0).then_some(())
+    })?;
+    mount.hang(true)?;
+    let mut goes_on = || -> Result<()> {
+        for (at, piece) in (0..).step_by(1 << 16).zip(model.chunks_mut(1 << 16)) {
+            piece.fill(2);
+            client.write(at, piece)?;
+            ensure!(client.read(at, 1 << 16)? == piece);
+        }
+        Ok(client.flush()?)
+    };
+    let went = goes_on();
+    hearth.kill9()?;
+    mount.hang(false)?;
+    went?;
+    // Nothing of it comes back from flash.
+    hearth.start()?;
+    hearth.ok(&["disk", "set", "d", "--mode", "write-through"])?;
+    let mut client = hearth.connect("d")?;
+    ensure!(client.read(0, model.len() as u32)? == model);
+    ensure!(std::fs::read(&origin)?[..model.len()] == model);
+    drop(client);
+    hearth.stop().map(drop)
+}
+
 #[test]
 fn whoever_asks_is_answered() -> Result<()> {
     let Some((mut hearth, mount)) = over_mount()? else {

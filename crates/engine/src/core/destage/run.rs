@@ -136,6 +136,7 @@ impl Core {
             let block = start + at as u64 + u64::from(*i);
             if self.cache.index.get(Key::new(disk, block)) == Some(slot + i) {
                 took(Path::RottenDestaged);
+                self.flash.note_rot(1);
                 self.lose(disk, block, slot + i);
             }
         }
