@@ -166,7 +166,7 @@ fn failure(e: hearth_origin::OpenError) -> Error {
         | Origin::Uri(_)
         | Origin::Image(_)
         | Origin::Mirror(_)
-        | Origin::ReadOnly(_) => {
+        | Origin::ReadOnly { .. } => {
             return Error::of(Kind::Invalid, e.fault());
         }
         Origin::Chain(e) => {

@@ -178,7 +178,7 @@ pub(crate) fn claim_unchanging(path: &Path) -> Result<Claim, Refusal> {
 }
 
 /// Opens something whose locks are of interest. Never waits for a peer, as with named pipes.
-fn look_at(path: &Path, exclusive: i32) -> io::Result<File> {
+pub(crate) fn look_at(path: &Path, exclusive: i32) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK | exclusive)

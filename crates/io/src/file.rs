@@ -285,6 +285,25 @@ pub fn sync_names(path: &Path) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
 }
+/// Why a file or block device cannot be written, if the kernel says so. An open for writing does not
+/// detect that: it succeeds on a read-only block device. Changes nothing; `None` also if the path
+/// cannot be opened.
+pub fn write_protection(path: &Path) -> Option<&'static str> {
+    let file = claim::look_at(path, 0).ok()?;
+    let is_device = file.metadata().ok()?.file_type().is_block_device();
+    let (is_protected, why) = match is_device {
+        true => (
+            sys::device_is_read_only(&file),
+            "the block device is read-only",
+        ),
+        false => (
+            sys::mount_is_read_only(&file),
+            "its file system is mounted read-only",
+        ),
+    };
+    is_protected.unwrap_or(false).then_some(why)
+}
+
 
 impl BlockFile {
     /// Opens `path` and takes the lock, for which it waits up to [`LOCK_WAIT`].

@@ -12,6 +12,8 @@ use std::os::fd::{AsRawFd, RawFd};
 const BLKGETSIZE64: u32 = 0x8008_1272;
 /// `BLKSSZGET` (linux/fs.h): logical block size in bytes.
 const BLKSSZGET: u32 = 0x1268;
+/// `BLKROGET` (linux/fs.h): whether a block device is read-only.
+const BLKROGET: u32 = 0x125E;
 /// `BLKDISCARD` (linux/fs.h): discard a byte range.
 const BLKDISCARD: u32 = 0x1277;
 /// `BLKZEROOUT` (linux/fs.h): make a byte range read as zeros.
@@ -87,6 +89,23 @@ pub(crate) fn device_block(file: &File) -> io::Result<u32> {
     // SAFETY: BLKSSZGET stores a C int through the pointer, which is valid for the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &mut size) })?;
     u32::try_from(size).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Whether the block device `file` refuses all writes, as one that is write-protected does.
+pub(crate) fn device_is_read_only(file: &File) -> io::Result<bool> {
+    let mut is_read_only: libc::c_int = 0;
+    // SAFETY: BLKROGET stores a C int through the pointer, which is valid for the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &mut is_read_only) })?;
+    Ok(is_read_only != 0)
+}
+
+/// Whether `file` is reached through a mount that is read-only (fstatvfs(3)).
+pub(crate) fn mount_is_read_only(file: &File) -> io::Result<bool> {
+    // SAFETY: all-zero bytes are a valid `statvfs` (plain integers).
+    let mut fs: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open and `fs` a valid out-pointer for the call.
+    check(unsafe { libc::fstatvfs(file.as_raw_fd(), &mut fs) })?;
+    Ok(fs.f_flag & libc::ST_RDONLY != 0)
 }
 
 /// Discards a byte range of a block device; both ends must be whole logical blocks.

@@ -10,7 +10,7 @@
 //! file is opened once, and what was opened is judged and read, never its name again; and what
 //! QEMU has opened by that name is compared with it by number.
 
-use crate::names::{Names, NamesError, names};
+use crate::names::{self, Names, NamesError, names};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata, OpenOptions};
@@ -107,6 +107,8 @@ pub fn files_of(chain: &[String]) -> Vec<(PathBuf, bool)> {
 pub struct Chain {
     /// The files.
     pub links: Vec<Link>,
+    /// The image's data is compressed in place: a cluster that was written once cannot be written again.
+    pub write_once: bool,
     /// The image and these files by their numbers, as they were judged.
     files: BTreeSet<(u64, u64)>,
 }
@@ -315,6 +317,14 @@ impl Place {
         Ok(probed(&head))
     }
 
+    /// True if it is a VMDK whose clusters cannot be written twice.
+    fn is_write_once(&self) -> io::Result<bool> {
+        let (file, size) = self.open()?;
+        let mut head = vec![0u8; names::HEAD.min(size as usize)];
+        file.read_exact_at(&mut head, 0)?;
+        Ok(names::is_write_once(&head))
+    }
+
     /// What it names as an image that was called `called`.
     fn names(&self, format: &str, called: &Path) -> Result<Names, ChainError> {
         let failed = |source| ChainError::Names {
@@ -363,6 +373,7 @@ struct Resolver<'a> {
     seen: BTreeSet<(u64, u64)>,
     links: Vec<Link>,
     text: usize,
+    write_once: bool,
 }
 
 impl Resolver<'_> {
@@ -437,6 +448,7 @@ impl Resolver<'_> {
     fn end(self, image: &Path) -> Result<Chain, ChainError> {
         let found = Chain {
             links: self.links,
+            write_once: self.write_once,
             files: self.seen,
         };
         found.compared(image, self.rules)
@@ -520,12 +532,15 @@ impl Chain {
             seen: BTreeSet::new(),
             links: Vec::new(),
             text: 0,
+            write_once: false,
         };
-        let top = Place::find(image).map_err(|e| ChainError::Names {
+        let unread = |e: io::Error| ChainError::Names {
             image: image.display().to_string(),
             source: e.into(),
-        })?;
+        };
+        let top = Place::find(image).map_err(unread)?;
         resolver.seen.insert(top.number);
+        resolver.write_once = format == "vmdk" && top.is_write_once().map_err(unread)?;
         let (mut format, mut called, mut place) = (format.to_owned(), image.to_owned(), top);
         for _ in 0..=DEPTH_MAX {
             let names = place.names(&format, &called)?;
@@ -536,6 +551,12 @@ impl Chain {
                 .chain(names.extents.iter().map(|name| (Role::Extent, name)));
             for (role, name) in parts {
                 let (_, part) = resolver.file(&called, name)?;
+                // Those of an image below are only read.
+                if resolver.links.iter().all(|link| link.role == Role::Extent)
+                    && names.sparse.contains(name)
+                {
+                    resolver.write_once |= part.is_write_once().map_err(unread)?;
+                }
                 let link = Link {
                     role,
                     format: "raw".to_owned(),

@@ -95,8 +95,8 @@ impl Image {
         };
         Some(node.map(|node| Image::Remote {
             name: format!("{scheme}:{rest}"),
+            read_only: matches!(scheme, "https" | "http") || node.get("snapshot").is_some(),
             node,
-            read_only: matches!(scheme, "https" | "http"),
         }))
     }
 
@@ -414,7 +414,10 @@ mod tests {
         assert_eq!(ssh["server"]["port"], "22");
         assert_eq!(file("nfs://h/e/x")["path"], "/e/x");
         assert_eq!(file("https://h/x?y")["url"], "https://h/x?y");
-        assert!(parse("https://h/x").unwrap().is_read_only());
+        for text in ["https://h/x", "rbd:p/i@snapshot"] {
+            assert!(parse(text).unwrap().is_read_only(), "{text}");
+        }
+        assert!(!parse("rbd:p/i").unwrap().is_read_only());
         for (text, remote, shuts_out) in [
             ("https://h/x", true, false),
             ("ssh://h/x", true, false),

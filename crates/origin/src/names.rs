@@ -34,6 +34,8 @@ pub struct Names {
     pub data: Option<String>,
     /// The files that hold a VMDK's data.
     pub extents: Vec<String>,
+    /// Those of them that are sparse: they have a header of their own.
+    pub sparse: Vec<String>,
 }
 
 impl Names {
@@ -186,6 +188,18 @@ fn qcow2(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
     Ok(found)
 }
 
+/// Bytes of a file that [`is_write_once`] needs.
+pub(crate) const HEAD: usize = 79;
+
+/// True for the header of a VMDK whose data is compressed (streamOptimized): QEMU cannot write a
+/// cluster of it twice.
+pub(crate) fn is_write_once(head: &[u8]) -> bool {
+    const COMPRESSED: u32 = 1 << 16;
+    let flags = array(head, 8).map_or(0, u32::from_le_bytes);
+    let algorithm = array(head, 77).map_or(0, u16::from_le_bytes);
+    head.starts_with(b"KDMV") && (flags & COMPRESSED != 0 || algorithm != 0)
+}
+
 fn vmdk(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
     const SECTOR: u64 = 512;
     let mut head = vec![0u8; size.min(4096) as usize];
@@ -209,7 +223,7 @@ fn vmdk(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
         // QEMU, told that it is a VMDK, takes anything else for a descriptor.
         let text = descriptor(0)?;
         found.backing = parent(&text)?;
-        found.extents = extents(&text)?;
+        (found.extents, found.sparse) = extents(&text)?;
         return Ok(found);
     }
     // The descriptor lies behind the header. Its extents count only if the header has no size.
@@ -231,7 +245,7 @@ fn vmdk(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
                 found.backing = parent(&text)?;
             }
             if capacity == 0 {
-                found.extents = extents(&text)?;
+                (found.extents, found.sparse) = extents(&text)?;
             }
         }
     }
@@ -251,15 +265,17 @@ fn parent(descriptor: &str) -> Result<Option<String>, NamesError> {
     Ok(Some(name).filter(|name| !name.is_empty()))
 }
 
-/// The extents a VMDK descriptor names: lines such as `RW 2048 FLAT "disk-flat.vmdk" 0`.
-fn extents(descriptor: &str) -> Result<Vec<String>, NamesError> {
-    let mut found = Vec::new();
+/// The extents a VMDK descriptor names, and those of them that are sparse: lines such as
+/// `RW 2048 FLAT "disk-flat.vmdk" 0`.
+fn extents(descriptor: &str) -> Result<(Vec<String>, Vec<String>), NamesError> {
+    let (mut found, mut sparse) = (Vec::new(), Vec::new());
     for line in descriptor.lines() {
         let mut words = line.split_ascii_whitespace();
         if !matches!(words.next(), Some("RW" | "RDONLY" | "NOACCESS")) {
             continue;
         }
-        if matches!(words.nth(1), Some("ZERO")) {
+        let kind = words.nth(1);
+        if kind == Some("ZERO") {
             continue;
         }
         let name = line
@@ -270,11 +286,14 @@ fn extents(descriptor: &str) -> Result<Vec<String>, NamesError> {
         if name.is_empty() || found.len() >= NAMES_MAX {
             return Err(damaged("an extent has no name, or there are too many"));
         }
+        if kind == Some("SPARSE") {
+            sparse.push(name.clone());
+        }
         if !found.contains(&name) {
             found.push(name);
         }
     }
-    Ok(found)
+    Ok((found, sparse))
 }
 
 #[cfg(test)]
@@ -337,6 +356,7 @@ mod tests {
         let found = of("vmdk", text.as_bytes()).unwrap();
         assert_eq!(found.backing.as_deref(), Some("base.vmdk"));
         assert_eq!(found.extents, ["a-s001.vmdk", "/etc/shadow"]);
+        assert_eq!(found.sparse, ["a-s001.vmdk"]);
         // Inside a sparse file the extents count only where the header has no size of its own.
         for (capacity, extents) in [(2048u64, 0), (0, 2)] {
             let mut image = vec![0u8; 8192];
@@ -347,6 +367,25 @@ mod tests {
             let found = of("vmdk", &image).unwrap();
             assert_eq!(found.backing.as_deref(), Some("base.vmdk"));
             assert_eq!(found.extents.len(), extents);
+        }
+    }
+
+    /// Headers as `qemu-img` and ovftool write them: version 3, flags 0x30001, deflate.
+    #[test]
+    fn compressed_vmdk_is_write_once() {
+        let head = |flags: u32, algorithm: u16| {
+            let mut head = vec![0u8; HEAD];
+            head[..4].copy_from_slice(b"KDMV");
+            head[4..8].copy_from_slice(&3u32.to_le_bytes());
+            head[8..12].copy_from_slice(&flags.to_le_bytes());
+            head[77..79].copy_from_slice(&algorithm.to_le_bytes());
+            head
+        };
+        assert!(is_write_once(&head(0x30001, 1)));
+        assert!(is_write_once(&head(3, 1)) && is_write_once(&head(0x10001, 0)));
+        assert!(!is_write_once(&head(3, 0)));
+        for len in 0..4 {
+            assert!(!is_write_once(&head(0x30001, 1)[..len]));
         }
     }
 

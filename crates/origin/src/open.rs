@@ -4,7 +4,7 @@ use crate::chain::{Backing, Chain, ChainError, files_of};
 use crate::image::{Image, ImageError};
 use crate::imaged::ImageOrigin;
 use crate::legs;
-use hearth_io::file::{claim_for_other, claim_unchanging};
+use hearth_io::file::{claim_for_other, claim_unchanging, write_protection};
 use hearth_io::spec::OpenSpecError;
 use hearth_io::{BlockFile, Claim, Device, OpenMode, OriginSpec, Source};
 use hearth_nbd_client::{Address, NbdOrigin, Options, Uri, UriError};
@@ -59,8 +59,13 @@ pub enum OpenError {
     /// What lies below an image.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// An image that can only be read.
-    ReadOnly(String),
+    /// It can only be read.
+    ReadOnly {
+        /// Its name.
+        name: String,
+        /// The reason.
+        why: &'static str,
+    },
     /// An NBD server.
     #[error(transparent)]
     Nbd(#[from] hearth_nbd_client::OpenError),
@@ -90,9 +95,9 @@ impl OpenError {
                 "check that it exists and that the daemon's user may read and write it",
             ),
             OpenError::Chain(e) => e.fault(),
-            OpenError::ReadOnly(name) => Fault::new(
-                format!("{name} can only be read"),
-                "add the disk with --read-only",
+            OpenError::ReadOnly { name, why } => Fault::new(
+                format!("{name} can only be read: {why}"),
+                "make it writable, or add the disk with --read-only",
             ),
             OpenError::Nbd(e) => e.fault(),
             OpenError::Mirror(why) => Fault::new(
@@ -149,7 +154,7 @@ pub fn check(spec: &OriginSpec) -> Result<(), OpenError> {
 /// Says whether a spec names something that can only be read, without opening anything.
 pub fn check_writable(spec: &OriginSpec) -> Result<(), OpenError> {
     match kind(&spec.source)? {
-        Kind::Image(image) if image.is_read_only() => Err(OpenError::ReadOnly(image.name())),
+        Kind::Image(image) if image.is_read_only() => Err(read_only(&image)),
         Kind::Mirror(legs) => legs.iter().try_for_each(check_writable),
         _ => Ok(()),
     }
@@ -158,7 +163,10 @@ pub fn check_writable(spec: &OriginSpec) -> Result<(), OpenError> {
 /// Opens what a spec names. Blocks while a server is connected to.
 pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
     let device = match kind(&spec.source)? {
-        Kind::File(_) => {
+        Kind::File(path) => {
+            if !how.read_only {
+                refuse_protected(&path, &path.display())?;
+            }
             return Ok(spec.open(OpenMode {
                 read_only: how.read_only,
                 unlocked: false,
@@ -179,7 +187,7 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
         // Whoever has a disk that lives on flash knows its size, and opens nothing.
         Kind::Nowhere => return Err(OpenError::Scheme(FLASH.to_owned())),
         Kind::Image(image) if image.is_read_only() && !how.read_only => {
-            return Err(OpenError::ReadOnly(image.name()));
+            return Err(read_only(&image));
         }
         Kind::Image(image) => {
             // QEMU would say it, too, but only after a process was started for it.
@@ -193,6 +201,9 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
             // lies on.
             let mut claims = Vec::new();
             if let Some(path) = image.path() {
+                if !how.read_only {
+                    refuse_protected(path, &image.name())?;
+                }
                 claims.push(claim(path, how.read_only)?);
             }
             let rules = &how.backing;
@@ -200,10 +211,19 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
                 Image::Local { format, path } => Chain::resolve(format, path, rules)?,
                 Image::Remote { .. } => Chain::default(),
             };
+            if chain.write_once && !how.read_only {
+                return Err(OpenError::ReadOnly {
+                    name: image.name(),
+                    why: "its data is compressed (streamOptimized), and no block of it can be written twice",
+                });
+            }
             // What it is written through below the image is written like the image. Bases are not, but
             // QEMU lets others write them.
             for (path, written) in files_of(&chain.text()) {
                 if written {
+                    if !how.read_only {
+                        refuse_protected(&path, &image.name())?;
+                    }
                     claims.push(claim(&path, how.read_only)?);
                 } else if rules.hold_bases {
                     claims.push(claim_unchanging(&path).map_err(OpenSpecError::Open)?);
@@ -220,6 +240,25 @@ pub fn open(spec: &OriginSpec, how: &How) -> Result<Device, OpenError> {
         }
     };
     Ok(spec.wrap(device)?)
+}
+
+fn read_only(image: &Image) -> OpenError {
+    OpenError::ReadOnly {
+        name: image.name(),
+        why: "what it names is read-only",
+    }
+}
+
+/// Refuses a file or device that the kernel does not let us write. Otherwise the first write back would
+/// detect it, after the guest was answered.
+fn refuse_protected(path: &Path, name: &dyn std::fmt::Display) -> Result<(), OpenError> {
+    match write_protection(path) {
+        Some(why) => Err(OpenError::ReadOnly {
+            name: name.to_string(),
+            why,
+        }),
+        None => Ok(()),
+    }
 }
 
 fn claim(path: &Path, read_only: bool) -> Result<Claim, OpenError> {

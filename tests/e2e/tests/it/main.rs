@@ -65,6 +65,7 @@ mod own_client;
 mod owners;
 mod recovery;
 mod registry;
+mod read_only;
 mod remote;
 mod resident;
 mod restart;

@@ -99,11 +99,11 @@ fn becomes(hearth: &Hearth, name: &str, state: &str) -> Result<()> {
 }
 
 /// A loop device, taken away at the end.
-struct Loop(String);
+pub struct Loop(pub String);
 
 impl Loop {
     /// Nothing where this user may not make one.
-    fn new(test: &str, file: &Path, more: &[&str]) -> Option<Loop> {
+    pub fn new(test: &str, file: &Path, more: &[&str]) -> Option<Loop> {
         let made = find("losetup").and_then(|program| {
             let out = Command::new(program)
                 .args(["--find", "--show"])
