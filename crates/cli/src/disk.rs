@@ -30,6 +30,11 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Set(args) => set(global, &client, &args),
         Disk::Flush(args) => {
             let interrupt = Interrupt::watch();
+            if args.hold {
+                // First: what is answered between the two must not be on flash only.
+                let held = json!({ "hold": true });
+                client.patch::<_, DiskInfo>(&disk_path(&args.name, ""), &held)?;
+            }
             client.order::<DiskInfo>(&disk_path(&args.name, "/flush"))?;
             reach(global, &client, &interrupt, &args.name, Goal::Flush)
         }

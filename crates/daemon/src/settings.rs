@@ -244,9 +244,15 @@ settings! {
         help: "Cache mode",
         set: |record, value| put(&mut record.mode, value, |mode| Ok(mode_to(mode))),
         check: check_pin,
-        engine: |daemon, record| {
-            daemon.treat_writes(record.id, || Some(Mode::from(mode_of(record.mode))))
-        },
+        engine: treat_writes,
+        ..QUIET
+    };
+    /// Writes are in the origin before they are answered, whatever the mode: for the time of a backup of the origin.
+    hold: bool = |record| record.hold, Setting {
+        takes: Takes::Switch,
+        help: "Write to the origin before a write is answered, whatever the mode: for the time of a backup of the origin, after a flush",
+        set: |record, value| put(&mut record.hold, value, Ok),
+        engine: treat_writes,
         ..QUIET
     };
     /// Unit of filling in bytes: a power of two from 4096 to 1048576.
@@ -434,7 +440,7 @@ pub(crate) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
         id: record.id,
         size: record.size,
         origin_align: device.align(),
-        mode: Mode::from(mode_of(record.mode)),
+        mode: mode(record, record.hold),
         block_size: block_size(record),
         min_bytes: record.kept_bytes(),
         max_bytes: record.max_bytes,
@@ -453,6 +459,20 @@ fn put<V: DeserializeOwned, T>(
     let value = V::deserialize(value).map_err(|e| {
         Error::invalid(
             format!("a setting has no such value: {e}"),
+/// How the engine treats writes of a disk: while it is held, none of them is on flash only.
+pub(crate) fn mode(record: &DiskRecord, held: bool) -> Mode {
+    match Mode::from(mode_of(record.mode)) {
+        Mode::WriteBack | Mode::WriteBackOrdered if held && !record.is_flash_only() => {
+            Mode::WriteThrough
+        }
+        mode => mode,
+    }
+}
+
+fn treat_writes(daemon: &Daemon, record: &DiskRecord) -> std::result::Result<(), ControlError> {
+    daemon.treat_writes(record.id, || Some(mode(record, record.hold)))
+}
+
             "see docs/api.md",
         )
     })?;

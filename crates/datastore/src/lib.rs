@@ -60,7 +60,7 @@
 
 pub mod body;
 pub mod file;
-mod opens;
+pub mod opens;
 pub mod origin;
 pub mod port;
 pub mod room;

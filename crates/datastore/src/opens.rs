@@ -1,16 +1,27 @@
 //! Who opens files on this host, as the kernel tells it (fanotify).
 //!
+//! A program that opens a file while data of it is on flash only (a backup, mostly) reads old bytes, so the daemon reports it.
+//! The open itself is never delayed, and where the kernel does not report opens, only the report is missing.
+//!
 //! Files are told of one by one, not directory by directory: so only the opening of those that matter wakes anybody, and no
 //! right is needed but that to open the file. The kernel names the file by its own handle, and says whether it was we who
 //! opened it; who else it was is told only to those who may administer the system.
 
-use std::ffi::{c_int, c_uint};
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_uint};
 use std::fs::File;
+use std::hash::Hash;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearth_nfs::handle::Key;
 use hearth_nfs::local::{key_by_handle, key_of_open};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::seldom::Seldom;
+use crate::store::lock;
 
 /// Bytes of what happened that are read at once: some hundred openings.
 const READ: usize = 16 << 10;
@@ -20,6 +31,110 @@ const HEAD: usize = 24;
 const NAME: usize = 20;
 /// The form of reports this was written for.
 const FORM: u8 = 3;
+
+/// Watches files, each known to the caller by a key.
+pub struct Opens<K> {
+    group: Group,
+    /// Signalled to make [`keep`](Self::keep) return.
+    bell: OwnedFd,
+    watched: Mutex<HashMap<Inode, K>>,
+    failed: AtomicBool,
+    told: Seldom<K>,
+}
+
+/// It is said once, and not for every file.
+fn cannot_see(error: &io::Error) {
+    tracing::info!(
+        "files that are opened on this host while writes to them are on flash only cannot be seen here: {error}"
+    );
+}
+
+/// A process, for people.
+pub fn name_process(process: u32) -> String {
+    if process == 0 {
+        return "another process".to_owned();
+    }
+    // It may have ended.
+    match std::fs::read_to_string(format!("/proc/{process}/comm")) {
+        Ok(name) => format!("{} (process {process})", name.trim_end()),
+        Err(_) => format!("process {process}"),
+    }
+}
+
+impl<K: Copy + Eq + Hash> Opens<K> {
+    /// Nothing is watched yet; `None` if nothing can be.
+    pub fn new() -> Option<Opens<K>> {
+        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let group = Group::new().and_then(|group| Ok((group, bell()?)));
+        let (group, bell) = group.inspect_err(cannot_see).ok()?;
+        Some(Opens {
+            group,
+            bell,
+            watched: Mutex::default(),
+            failed: AtomicBool::new(false),
+            told: Seldom::default(),
+        })
+    }
+
+    /// Reports opens of the file from now on. A handle that stands for the file (`O_PATH`) is enough.
+    pub fn watch(&self, key: K, file: &File) {
+        match self.group.add(file) {
+            Ok(inode) => {
+                lock(&self.watched).insert(inode, key);
+            }
+            Err(e) => {
+                if !self.failed.swap(true, Ordering::SeqCst) {
+                    cannot_see(&e);
+                }
+            }
+        }
+    }
+
+    /// Stops watching a file of this key.
+    pub fn leave(&self, key: &K, file: &File) {
+        self.group.remove(file);
+        lock(&self.watched).retain(|_, of| of != key);
+    }
+
+    /// True if an hour has passed since it was last reported of this key.
+    pub fn is_due(&self, key: &K) -> bool {
+        self.told.is_due(key)
+    }
+
+    /// Makes [`keep`](Self::keep) return.
+    pub fn end(&self) {
+        // Cannot fail but by being full, and then it has rung.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Reports openings by other processes, with the process unless that is unknown (0), until `report` returns
+    /// false. [`end`](Self::end) makes it be asked.
+    pub fn keep(&self, mut report: impl FnMut(&[(K, u32)]) -> bool) {
+        loop {
+            let mut fds = [
+                PollFd::new(&self.group, PollFlags::IN),
+                PollFd::new(&self.bell, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return cannot_see(&e.into()),
+            }
+            let all = match self.group.read() {
+                Ok(all) => all,
+                Err(e) => return cannot_see(&e),
+            };
+            let own = std::process::id();
+            let watched = lock(&self.watched);
+            let others = all.iter().filter(|opened| opened.process != own);
+            let found = others.filter_map(|o| Some((*watched.get(&o.inode)?, o.process)));
+            let found: Vec<_> = found.collect();
+            drop(watched);
+            if !report(&found) {
+                return;
+            }
+        }
+    }
+}
 
 /// A file, as the kernel calls it: its file system and its handle there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,10 +172,7 @@ impl Group {
 
     /// From now on it is told when this file is opened.
     pub(crate) fn add(&self, file: &File) -> io::Result<Inode> {
-        let inode = Inode {
-            system: system_of(file)?,
-            key: key_of_open(file)?,
-        };
+        let inode = inode_of(file)?;
         self.mark(libc::FAN_MARK_ADD, file)?;
         Ok(inode)
     }
@@ -72,14 +184,16 @@ impl Group {
     }
 
     fn mark(&self, what: c_uint, file: &File) -> io::Result<()> {
-        // SAFETY: takes numbers, and no name: the file is the open one.
+        // By its name among the open files: a handle that only stands for the file does not do by itself.
+        let name = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        // SAFETY: takes numbers, and a name that ends with a zero and outlives the call.
         let failed = unsafe {
             libc::fanotify_mark(
                 self.0.as_raw_fd(),
                 what,
                 libc::FAN_OPEN,
-                file.as_raw_fd(),
-                std::ptr::null(),
+                libc::AT_FDCWD,
+                name.as_ptr(),
             )
         };
         match failed {
@@ -103,6 +217,13 @@ impl AsFd for Group {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+fn inode_of(file: &File) -> io::Result<Inode> {
+    Ok(Inode {
+        system: system_of(file)?,
+        key: key_of_open(file)?,
+    })
 }
 
 /// The number of a file's system, as reports have it.

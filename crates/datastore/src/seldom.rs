@@ -1,10 +1,9 @@
 //! What is said of a file is said once, and again after an hour: it may happen a thousand times a second.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-
-use hearth_nfs::handle::Key;
 
 use crate::store::lock;
 
@@ -14,16 +13,21 @@ const REST: Duration = Duration::from_secs(3600);
 const FILES_MAX: usize = 1000;
 
 /// See the module.
-#[derive(Default)]
-pub(crate) struct Seldom(Mutex<HashMap<Key, Instant>>);
+pub(crate) struct Seldom<K>(Mutex<HashMap<K, Instant>>);
 
-impl Seldom {
+impl<K> Default for Seldom<K> {
+    fn default() -> Seldom<K> {
+        Seldom(Mutex::default())
+    }
+}
+
+impl<K: Copy + Eq + Hash> Seldom<K> {
     /// It is time to say it of this file.
-    pub(crate) fn is_due(&self, file: &Key) -> bool {
+    pub(crate) fn is_due(&self, file: &K) -> bool {
         self.is_due_at(file, Instant::now())
     }
 
-    fn is_due_at(&self, file: &Key, now: Instant) -> bool {
+    fn is_due_at(&self, file: &K, now: Instant) -> bool {
         let rests = |said: &Instant| now.saturating_duration_since(*said) < REST;
         let mut said = lock(&self.0);
         if said.get(file).is_some_and(rests) {
@@ -42,6 +46,8 @@ impl Seldom {
 
 #[cfg(test)]
 mod tests {
+    use hearth_nfs::handle::Key;
+
     use super::*;
 
     #[test]

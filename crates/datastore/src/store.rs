@@ -26,13 +26,13 @@ use hearth_reactor::Reactors;
 use hearth_trees::large;
 use held::Held;
 use in_turn::InTurn;
-use opens::Opens;
 pub use pins::Pinned;
 use pins::Pins;
 use view::View;
 
 use crate::body::{Body, Under};
 use crate::file::{Cached, File, Using};
+use crate::opens::Opens;
 use crate::origin::FileOrigin;
 use crate::port::Port;
 use crate::room::Budget;
@@ -66,7 +66,7 @@ struct Inner {
     bell: Condvar,
     pins: Pins,
     /// Who else opens files that are disks, where that can be seen.
-    opens: Option<Arc<Opens>>,
+    opens: Option<Arc<Opens<Key>>>,
     /// Who writes files in turn, to be told by somebody who may wait.
     in_turn: InTurn,
 }
@@ -366,9 +366,7 @@ impl Inner {
             Ok((disk, origin)) => {
                 lock(&self.known).insert(*key, disk);
                 self.pin_if_wanted(key, &origin);
-                if let Some(opens) = &self.opens {
-                    opens.watch(key, origin.file());
-                }
+                self.watch_opens(key, origin.file());
                 let known = Mutex::new((known, Instant::now()));
                 alone.set(Some(Arc::new(Cached {
                     disk,

@@ -99,7 +99,7 @@ macro_rules! kinds {
             }
         }
     };
-    (@disk $found:ident, disk $field:ident) => { $found = Some($field.clone()) };
+    (@disk $found:ident, disk $field:ident) => { $found = Option::<String>::from($field.clone()) };
     (@disk $found:ident, $other:ident $field:ident) => { let _ = $field; };
 }
 
@@ -324,9 +324,9 @@ kinds! {
     /// One of the two directories of a mirrored datastore holds everything.
     "tree-current" Notice TreeCurrent { datastore: String, directory: String }
         "the tree {directory} of datastore {datastore} holds everything"
-    /// A file of a datastore was opened on this host while writes to it were on flash only: who reads it there sees old bytes. Told once an hour for each file.
-    "dirty-file-opened" Warning DirtyFileOpened { datastore: String, file: String, dirty_bytes: u64, by: String }
-        "{file} was opened on this host by {by}, and {dirty_bytes} bytes written to it are on flash only: whoever reads it there sees old data; 'hearth datastore flush {datastore} --hold' makes the directory true, and then it is to be read again"
+    /// A file of a datastore, or the origin of a disk, was opened on this host while writes to it were on flash only: a program that reads it there sees old data. Told once an hour for each file or disk.
+    "dirty-file-opened" Warning DirtyFileOpened { datastore: Option<String>, disk: Option<String>, file: String, dirty_bytes: u64, by: String, hold: String }
+        "{file} was opened on this host by {by}, and {dirty_bytes} bytes written to it are on flash only: a program that reads it there sees old data; '{hold}' brings it up to date and keeps it so, and then it is to be read again"
     /// Two clients write a large file of a datastore in turn, within a minute. Told once an hour for each file.
     "two-clients-write" Warning TwoClientsWrite { datastore: String, file: String, one: String, other: String }
         "two clients of datastore {datastore} write {file} at the same time, {one} and {other}: if both use it as a disk they destroy what is in it; stop one of them"

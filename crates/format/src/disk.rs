@@ -67,8 +67,10 @@ mod tag {
     /// An older version compares little with the origin.
     pub const ON_START: u16 = 28;
     pub const DEVICE: u16 = 29;
+    /// An older version caches the disk as any other.
+    pub const HOLD: u16 = 30;
     /// The last number this version knows.
-    pub const LAST: u16 = 29;
+    pub const LAST: u16 = 30;
 }
 
 /// How a disk is cached.
@@ -203,6 +205,8 @@ pub struct DiskRecord {
     /// What identified the origin's block device when it was attached last, at most [`DEVICE_MAX`] bytes; empty if
     /// nothing does.
     pub device: String,
+    /// Its origin has every write before it is answered, whatever its mode.
+    pub hold: bool,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -394,6 +398,9 @@ impl DiskRecord {
         if !self.device.is_empty() {
             field(out, tag::DEVICE, self.device.as_bytes());
         }
+        if self.hold {
+            field(out, tag::HOLD, &[1]);
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -480,6 +487,7 @@ impl DiskRecord {
             tag::CLIENTS => self.clients = u32::from_le_bytes(exact(tag, bytes)?),
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
             tag::PIN => self.pin = flag(tag, bytes)?,
+            tag::HOLD => self.hold = flag(tag, bytes)?,
             tag::MAX_AGE => self.max_age_ms = u32::from_le_bytes(exact(tag, bytes)?),
             tag::ON_START => {
                 let [raw] = exact(tag, bytes)?;

@@ -75,8 +75,9 @@ pub enum Disk {
     )]
     Set(DiskSet),
     /// Write everything dirty to the origin; Ctrl-C calls it off
-    #[command(after_help = "Example:\n  hearth disk flush vm1")]
-    Flush(DiskName),
+    #[command(after_help = "Example:\n  hearth disk flush vm1\n  \
+        hearth disk flush vm1 --hold; cp /srv/vm1.raw /backup/; hearth disk set vm1 --hold off")]
+    Flush(DiskFlush),
     /// Flush a disk and forget it; the origin is the disk again. Ctrl-C calls it off
     #[command(after_help = "Example:\n  hearth disk remove vm1\n  hearth disk remove vm1 --yes")]
     Remove(DiskRemove),
@@ -104,6 +105,16 @@ pub enum Disk {
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
     AcceptLoss(DiskName),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DiskFlush {
+    /// The disk
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// From now on the origin has every write before it is answered, until `hearth disk set NAME --hold off`
+    #[arg(long)]
+    pub hold: bool,
 }
 
 #[derive(Clone, Debug, Args)]

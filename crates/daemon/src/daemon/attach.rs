@@ -424,6 +424,7 @@ impl Daemon {
             self.release(id);
             return Err(super::control_error(&format!("attach {}", record.name), e));
         }
+        self.watch_origin(id);
         // It is there: it was just attached.
         let _ = self
             .engine
@@ -501,6 +502,7 @@ impl Daemon {
     fn begin_release(&self, id: u16, mounts: &Mounts) -> Option<Receiver<()>> {
         self.rooms.forget(id);
         let device = self.targets.set(Target::Origin(id), None)?;
+        self.ignore_origin(id);
         self.poke();
         let (told, closed) = sync_channel(1);
         let work = move || {

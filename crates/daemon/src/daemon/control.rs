@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hearth_engine::DiskStatus;
-use hearth_engine::api::{DISK_MAX, OriginState};
+use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_fault::Fault;
 use hearth_format::{DiskRecord, MirrorStamps, Registry, Uuid, check_name};
 use hearth_io::beneath::Beneath;
@@ -475,11 +475,13 @@ impl Daemon {
         gone.is_some()
     }
 
-    /// A disk becomes ordered: what may be noted of its origin is of a time when it was so before. Until then nobody
-    /// asks for that.
+    /// A disk becomes ordered, or is held and so no longer ordered for a while: what may be noted of its origin is of
+    /// a time when it was so before.
     fn enters_order(&self, record: &DiskRecord, wanted: &DiskRecord) -> Result<()> {
+        let is_ordered = |r: &DiskRecord| settings::mode(r, r.hold) == Mode::WriteBackOrdered;
         let ordered = hearth_format::CacheMode::WriteBackOrdered;
-        if record.mode == ordered || wanted.mode != ordered || self.is_kept_back(record) {
+        let same = is_ordered(record) == is_ordered(wanted);
+        if wanted.mode != ordered || same || self.is_kept_back(record) {
             return Ok(());
         }
         let Some(beside) = lock(&self.pool).beside().cloned() else {

@@ -127,6 +127,8 @@ pub(super) fn check_settings(record: &DiskRecord) -> Result<()> {
         "a share of flash (all of it is kept)"
     } else if record.pin {
         "being pinned (all of it is on flash)"
+    } else if record.hold {
+        "a hold (there is no origin to write to)"
     } else if record.origin_timeout_ms > 0 {
         "a time to wait for an origin"
     } else {

@@ -315,6 +315,7 @@ impl Daemon {
         }
         self.rooms.look_again(turn.id());
         self.note_place(turn.id(), super::apart::place(&changed));
+        self.watch_origin(turn.id());
         self.events.tell(hearth_events::Event::LegAdded {
             disk: name.to_owned(),
             leg: leg.to_string(),
@@ -355,6 +356,7 @@ impl Daemon {
             Ok(())
         })?;
         self.note_place(turn.id(), super::apart::place(&changed));
+        self.watch_origin(turn.id());
         self.events.tell(hearth_events::Event::LegRemoved {
             disk: name.to_owned(),
             leg: known.to_string(),

@@ -28,6 +28,7 @@ mod metrics;
 mod moves;
 mod noter;
 mod onto_flash;
+mod opens;
 mod pins;
 mod report;
 mod reshape;
@@ -44,7 +45,7 @@ mod workload;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, Effects, Request};
@@ -218,6 +219,8 @@ pub struct Daemon {
     room_keeper: Mutex<Option<rooms::RoomKeeper>>,
     /// Reads in disks that are to be all on flash.
     pins: Mutex<Option<pins::Pins>>,
+    /// Reports origins that are opened while something of them is on flash only.
+    opens: OnceLock<Arc<opens::OriginOpens>>,
     /// Disks on their way onto flash alone.
     goings: Mutex<onto_flash::Goings>,
     /// The way to the engine past the data threads.
@@ -432,6 +435,7 @@ impl Daemon {
             rooms,
             room_keeper: Mutex::default(),
             pins: Mutex::default(),
+            opens: OnceLock::new(),
             goings: Mutex::default(),
             door,
             workers,
@@ -478,6 +482,7 @@ impl Daemon {
         *lock(&daemon.noter) = noter;
         let keeper = daemon.start_room_keeper().map_err(no_thread)?;
         *lock(&daemon.room_keeper) = Some(keeper);
+        daemon.start_opens().map_err(no_thread)?;
         daemon.attach_all();
         let pins = daemon.start_pins().map_err(no_thread)?;
         *lock(&daemon.pins) = Some(pins);

@@ -282,6 +282,7 @@ impl Daemon {
             slot.set_device(device.clone());
             Ok(())
         })?;
+        self.watch_origin(id);
         // Data threads use the new origin from here on.
         self.poke();
         self.events.tell(hearth_events::Event::DiskMoved {

@@ -18,6 +18,7 @@ use hearth_reactor::{BlockEngine, ReactorError};
 use super::{Daemon, lock};
 use crate::beside::Beside;
 use crate::gate::Gate;
+use crate::settings;
 
 /// How often is looked which disks have become whole. A disk that was twice in a row is noted as such, so
 /// that one that is written now and then does not cost a note each time.
@@ -105,10 +106,7 @@ impl Daemon {
         let stores = registry.datastores().unwrap_or_default();
         let mut stores = stores.iter();
         let held = stores.any(|store| store.hold && store.name == record.datastore);
-        Some(match mode_of(record.mode) {
-            Mode::WriteBack if held && !record.is_flash_only() => Mode::WriteThrough,
-            mode => mode,
-        })
+        Some(settings::mode(record, held || record.hold))
     }
 
     /// Nothing on flash is missing from the disk's origin, nor will be of what was asked so far.
@@ -146,7 +144,7 @@ impl Daemon {
         let registry = self.seen.registry();
         let record = |id: &DiskId| {
             let record = registry.by_id(*id)?;
-            let ordered = mode_of(record.mode) == Mode::WriteBackOrdered;
+            let ordered = settings::mode(record, record.hold) == Mode::WriteBackOrdered;
             ordered.then_some((*id, record.serial))
         };
         let ordered: Vec<_> = disks.iter().filter_map(record).collect();
@@ -314,11 +312,6 @@ impl Rounds {
             let _ = daemon.treat_writes(id, || daemon.wanted_mode(id));
         }
     }
-}
-
-/// A mode of the registry, as the engine has it.
-fn mode_of(mode: hearth_format::CacheMode) -> Mode {
-    Mode::from(crate::pool::mode_of(mode))
 }
 
 /// Hands to the engine what waited.

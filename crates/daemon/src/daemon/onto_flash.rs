@@ -214,10 +214,10 @@ impl Daemon {
                 "take all legs but one out with `hearth disk mirror --remove` first",
             ));
         }
-        if mode_of(record.mode) != CacheMode::WriteBack || record.read_only {
+        if mode_of(record.mode) != CacheMode::WriteBack || record.read_only || record.hold {
             return Err(Error::refused(
                 format!("disk {name} is not served in write-back, as disks on flash alone are"),
-                format!("`hearth disk set {name} --mode write-back` first"),
+                format!("`hearth disk set {name} --mode write-back --hold off` first"),
             ));
         }
         if record.max_bytes > 0 {
@@ -331,6 +331,7 @@ impl Daemon {
             slot.set_device(device.clone());
             Ok(())
         })?;
+        self.watch_origin(id);
         if let Ok(spec) = origin::parse(&record.origin) {
             self.note_place(id, super::apart::place(&spec));
         }

@@ -325,6 +325,11 @@ impl Daemon {
             ));
             notices.extend(self.room_again().map(str::to_owned));
         }
+        if record.hold {
+            notices.push(format!(
+                "held for a backup: the origin has each write before it is answered, until `hearth disk set {name} --hold off`"
+            ));
+        }
         if let Some(now) = slot.session.short {
             notices.push(super::attach::shrank(record.size, now));
         }

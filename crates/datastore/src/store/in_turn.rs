@@ -17,7 +17,7 @@ const NOTED_MAX: usize = 64;
 /// See the module.
 #[derive(Default)]
 pub(super) struct InTurn {
-    told: Seldom,
+    told: Seldom<Key>,
     noted: Mutex<Vec<(Key, [String; 2])>>,
 }
 

@@ -10,7 +10,7 @@ use hearth_nfs::handle::Key;
 use hearth_nfs::v3::Status;
 
 use super::{Census, Inner, lock};
-use crate::file::{Alone, Cached};
+use crate::file::Alone;
 
 /// After which a disk that nobody uses is closed.
 const IDLE: Duration = Duration::from_secs(30);
@@ -104,7 +104,7 @@ impl Inner {
         let gone = self.disks.forget(key, disk);
         if gone {
             if let Some(cached) = alone.cached() {
-                self.leave_alone(key, &cached);
+                self.ignore_opens(key, cached.origin.file());
             }
             alone.set(None);
             lock(&self.known).remove(key);
@@ -112,13 +112,6 @@ impl Inner {
             self.pins.drop(key);
         }
         gone
-    }
-
-    /// Who opens the file does not matter any more.
-    fn leave_alone(&self, key: &Key, cached: &Cached) {
-        if let Some(opens) = &self.opens {
-            opens.leave(key, cached.origin.file());
-        }
     }
 
     /// Closes the disks that nobody uses, and forgets that there are files that nobody uses.
@@ -147,7 +140,7 @@ impl Inner {
                 cached.draining.store(true, Ordering::SeqCst);
                 self.disks.drain(cached.disk, true);
             } else if self.disks.detach(cached.disk, &cached.origin) {
-                self.leave_alone(&file.key, &cached);
+                self.ignore_opens(&file.key, cached.origin.file());
                 alone.set(None);
             }
         }

@@ -164,6 +164,7 @@ prop_compose! {
             pin: mode % 2 == 1,
             on_start: [OnStart::Sample, OnStart::Drop, OnStart::Keep][mode % 3],
             device: datastore,
+            hold: mode % 3 == 1,
             unknown,
         }
     }

@@ -17,6 +17,7 @@ mod stored;
 mod working;
 
 mod alerts;
+mod backups;
 mod bad_input;
 mod bench;
 mod ceph;

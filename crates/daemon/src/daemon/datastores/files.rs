@@ -32,7 +32,6 @@ use super::matching::Matching;
 use crate::api::datastores::FileRule;
 use crate::error::{Error, Kind, Result};
 use crate::keys::{key_of, text_of};
-use crate::pool::mode_of;
 use crate::{compare, settings};
 
 /// What is kept of flash for a file is a multiple of this: it is noted whenever it changes.
@@ -184,10 +183,7 @@ impl Files {
         if record.is_flash_only() {
             return Mode::WriteBack;
         }
-        match Mode::from(mode_of(record.mode)) {
-            Mode::WriteBack if self.held.load(Ordering::SeqCst) => Mode::WriteThrough,
-            mode => mode,
-        }
+        settings::mode(record, self.held.load(Ordering::SeqCst))
     }
 
     /// Gives a file to the engine. Nothing is written to it before `settled`.
@@ -703,7 +699,8 @@ impl Disks for Files {
     fn opened_by_other(&self, file: &str, owed: u64, by: &str) {
         if let Ok(daemon) = self.daemon() {
             daemon.events.tell(Event::DirtyFileOpened {
-                datastore: self.store.clone(),
+                datastore: Some(self.store.clone()),
+                disk: None,
                 file: file.to_owned(),
                 dirty_bytes: owed,
                 by: by.to_owned(),
@@ -719,6 +716,7 @@ impl Disks for Files {
                 one: one.clone(),
                 other: other.clone(),
             });
+                hold: format!("hearth datastore flush {} --hold", self.store),
         }
     }
 

@@ -56,6 +56,7 @@ fn registry() {
         pin: false,
         on_start: OnStart::Sample,
         device: String::new(),
+        hold: false,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
