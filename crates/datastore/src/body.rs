@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use hearth_io::Claim;
+use hearth_io::{Claim, OpenError};
 use hearth_nfs::handle::Key;
 use hearth_nfs::local::Directory;
 use hearth_nfs::tree::{Outcome, Tree};
@@ -85,6 +85,17 @@ pub(crate) fn next_data(file: &File, from: u64) -> Option<u64> {
     }
 }
 
+fn path_of(file: &File) -> io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Locks an open file.
+pub(crate) fn claim(file: &File) -> Result<Claim, OpenError> {
+    // Its name is for people.
+    let path = path_of(file).unwrap_or_else(|_| "a file of the datastore".into());
+    hearth_io::file::claim_open(file, &path)
+}
+
 fn os<T>(result: rustix::io::Result<T>) -> io::Result<T> {
     result.map_err(io::Error::from)
 }
@@ -100,9 +111,7 @@ impl Body {
 
     pub(crate) fn path(&self) -> Option<PathBuf> {
         match self {
-            Body::One(file) => {
-                std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
-            }
+            Body::One(file) => path_of(file).ok(),
             Body::Two(file) => file.path(),
         }
     }
@@ -230,15 +239,12 @@ impl Body {
         Ok(())
     }
 
-    /// Keeps others on this host from using it as an image.
-    pub(crate) fn claim(&self) -> Result<Vec<Claim>, String> {
+    /// Locks it, so that no other program on this host can use it as an image, until it is closed.
+    pub(crate) fn claim(&self) -> Result<Vec<Claim>, OpenError> {
         match self {
-            Body::One(file) => {
-                let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-                let claim = hearth_io::file::claim_for_other(Path::new(&path), false);
-                claim.map(|claim| vec![claim]).map_err(|e| e.to_string())
-            }
-            Body::Two(file) => file.claim(),
+            Body::One(file) => Ok(vec![claim(file)?]),
+            // It keeps them itself: they change with its files.
+            Body::Two(file) => file.claim().map(|()| Vec::new()),
         }
     }
 }

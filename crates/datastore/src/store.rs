@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DISK_MAX, DiskId};
-use hearth_io::Shelf;
+use hearth_io::{OpenError, Shelf};
 use hearth_nfs::handle::Key;
 use hearth_nfs::tree::{Outcome, Tree};
 use hearth_nfs::v3::{Kind, Status};
@@ -357,6 +357,8 @@ impl Inner {
                 let disk = self.disks.attach(key, &origin);
                 disk.map(|disk| (disk, origin))
             }
+            // Closed a moment ago, and not by all of us yet.
+            Err(OpenError::InUse(user)) if user.is_ours() => Err(NotNow::Wait),
             Err(error) => {
                 tracing::warn!(file = %name, "{error}");
                 Err(NotNow::InUse)

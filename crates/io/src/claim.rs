@@ -54,6 +54,11 @@ impl InUse {
         self
     }
 
+    /// True if it is this process.
+    pub fn is_ours(&self) -> bool {
+        matches!(self.user, User::Process { pid, .. } if pid == std::process::id())
+    }
+
     /// What to do about it.
     pub fn remedy(&self) -> &'static str {
         self.user.remedy()
@@ -133,7 +138,9 @@ pub(crate) fn claim(
     how: Use,
     aside: &[Range<u64>],
 ) -> Result<Claim, Refusal> {
-    let taken = lock::take_whole(file, how)? && lock::mark(file, how)?;
+    // Looked at first, before a lock is taken: our own lock would be found in the search for the user.
+    let free = lock::may_mark(file, how).unwrap_or(true);
+    let taken = free && lock::take_whole(file, how)? && lock::mark(file, how)?;
     if !taken {
         return Err(Refusal::InUse(InUse::new(path)));
     }

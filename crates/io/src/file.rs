@@ -273,18 +273,18 @@ pub fn claim_for_other(path: &Path, read_only: bool) -> Result<Claim, OpenError>
     wait_unused(|| claim::claim_for_other(path, how).map_err(|e| e.opening(path, !read_only)))
 }
 
+/// Claims a file that is open for writing; refused while another program uses it. The file is locked until its last
+/// descriptor is closed; the claim holds the files beneath. `path` is its name. Waits as an open does.
+pub fn claim_open(file: &File, path: &Path) -> Result<Claim, OpenError> {
+    wait_unused(|| claim::claim(file, path, Use::Write, &[]).map_err(|e| e.opening(path, true)))
+}
+
 /// Claims a file or device that another process reads on our behalf: refused if somebody may write it, and
 /// as long as the claim lasts nobody who asks can. Waits as an open does.
 pub fn claim_unchanging(path: &Path) -> Result<Claim, OpenError> {
     wait_unused(|| claim::claim_unchanging(path).map_err(|e| e.opening(path, false)))
 }
 
-/// Makes durable which names stand in the directory of `path`: what was made, renamed or removed there
-/// could else come undone in a power cut.
-pub fn sync_names(path: &Path) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
-}
 /// Why a file or block device cannot be written, if the kernel says so. An open for writing does not
 /// detect that: it succeeds on a read-only block device. Changes nothing; `None` also if the path
 /// cannot be opened.
@@ -304,6 +304,12 @@ pub fn write_protection(path: &Path) -> Option<&'static str> {
     is_protected.unwrap_or(false).then_some(why)
 }
 
+/// Makes durable which names stand in the directory of `path`: what was made, renamed or removed there
+/// could else come undone in a power cut.
+pub fn sync_names(path: &Path) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+}
 
 impl BlockFile {
     /// Opens `path` and takes the lock, for which it waits up to [`LOCK_WAIT`].

@@ -1,4 +1,4 @@
-//! No two disks on the same data, and none on the flash, whatever the names.
+//! No two disks on the same data, and none on the flash or on a file of a datastore, whatever the names.
 //!
 //! A file and a loop device over it, a volume and the disk it is on: two disks on the same data
 //! each cache it, and each writes back over what the other wrote. A new disk of that kind is not
@@ -10,14 +10,15 @@
 //! another disk's origin may hang with the mount that one is on.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::DiskId;
 use hearth_format::{DiskRecord, SharedRecord};
 use hearth_io::OriginSpec;
-use hearth_io::beneath::{Beneath, beneath};
+use hearth_io::beneath::{Beneath, Node, beneath};
 
 use super::{Daemon, Slot, lock};
 use crate::error::{Error, Result};
@@ -54,6 +55,34 @@ pub(super) fn place(spec: &OriginSpec) -> Place {
         }
     };
     (place, !paths.is_empty())
+}
+
+/// The regular files of this host that hold an origin's data, its image's files (`chain`) included. May hang with its
+/// mount.
+pub(super) fn files_of(spec: &OriginSpec, chain: &[String]) -> Vec<PathBuf> {
+    let (place, _) = place(spec);
+    let parts = place.iter().flat_map(|place| place.parts());
+    let files = parts.filter(|part| part.exact && matches!(part.node, Node::File { .. }));
+    let mut files: Vec<PathBuf> = files.filter_map(|part| part.path.clone()).collect();
+    let below = hearth_origin::files_of(chain).into_iter();
+    files.extend(below.map(|(path, _)| path));
+    files
+}
+
+/// True if a file is below the directory of these numbers (device, inode), whatever the names, and on its file system.
+pub(super) fn is_below(file: &Path, root: (u64, u64)) -> bool {
+    let number = |path: &Path| {
+        let meta = std::fs::metadata(path).ok()?;
+        Some((meta.dev(), meta.ino()))
+    };
+    let Ok(file) = file.canonicalize() else {
+        return false;
+    };
+    number(&file).is_some_and(|(dev, _)| dev == root.0)
+        && file
+            .ancestors()
+            .skip(1)
+            .any(|dir| number(dir) == Some(root))
 }
 
 fn place_of(text: &str) -> Place {
@@ -103,6 +132,9 @@ impl Daemon {
         let (Some(own), _) = place(spec) else {
             return Ok(());
         };
+        for file in files_of(spec, &[]) {
+            self.check_not_in_datastore(&file)?;
+        }
         let flash: Vec<_> = lock(&self.pool).flash().iter().cloned().collect();
         for flash in &flash {
             let Some(place) = flash.beneath().filter(|place| place.overlaps(&own)) else {
@@ -183,6 +215,36 @@ impl Daemon {
             found.extend(place);
         }
         found
+    }
+
+    /// A disk with a file below a directory of these numbers, and that file. An origin that does not answer within bounds
+    /// is left out.
+    pub(super) fn disk_below(&self, root: (u64, u64)) -> Option<(String, PathBuf)> {
+        let disks: Vec<_> = lock(&self.pool).registry().plain_disks().cloned().collect();
+        let end = Instant::now() + SURVEY_TIME;
+        let mounts = Mounts::now();
+        let (told, answers) = std::sync::mpsc::channel();
+        for record in disks.into_iter().filter(|record| !record.is_flash_only()) {
+            let told = told.clone();
+            let spot = mounts.spot_of(&record.origin);
+            self.aside(&spot, Class::Background, move || {
+                let spec = origin::parse(&record.origin);
+                let files = spec.map_or_else(|_| Vec::new(), |spec| files_of(&spec, &record.chain));
+                let found = files.into_iter().find(|file| is_below(file, root));
+                // Fails if the answer is too late.
+                let _ = told.send(found.map(|file| (record.name.clone(), file)));
+            });
+        }
+        drop(told);
+        // Ends when all have answered, or late.
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match answers.recv_timeout(left) {
+                Ok(None) => {}
+                Ok(found) => return found,
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Refuses to attach a disk while one on the same data is served, or comes before it. Looks at

@@ -205,6 +205,9 @@ impl Daemon {
                 (u, below)
             })
             .collect();
+        for (file, _) in mine.iter().filter(|(file, _)| file.below) {
+            self.check_not_in_datastore(&file.path)?;
+        }
         let of_flash = look(&flash);
         for (file, below) in mine.iter().filter(|(file, _)| file.below) {
             if let (Some(a), Some(b)) = (below, &of_flash)

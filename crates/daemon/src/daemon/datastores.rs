@@ -19,6 +19,7 @@ mod trees;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -38,6 +39,7 @@ use hearth_nfs::portmap;
 use hearth_nfs::rpcbind::{self, Registration};
 use hearth_nfs::server::{Config, Export, Server};
 
+use super::apart::is_below;
 use super::{Daemon, lock};
 use crate::api::datastores::{
     DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet, FileReport, PinState,
@@ -88,8 +90,21 @@ struct Opened {
     files: Arc<Datastore>,
     disks: Arc<files::Files>,
     identity: Arc<Identity>,
+    /// Its directories, by device and inode.
+    roots: Vec<(u64, u64)>,
     /// Its two directories, if it has two.
     twin: Option<Twin>,
+}
+
+/// The directories of a datastore.
+fn directories(record: &DatastoreRecord) -> impl Iterator<Item = &Path> {
+    let all = [&record.directory, &record.mirror].into_iter();
+    all.filter(|path| !path.is_empty()).map(Path::new)
+}
+
+fn root_of(directory: &Path) -> Option<(u64, u64)> {
+    let meta = std::fs::metadata(directory).ok()?;
+    Some((meta.dev(), meta.ino()))
 }
 
 /// A datastore that clients can use.
@@ -443,6 +458,7 @@ impl Daemon {
             files: Arc::new(files.map_err(refused)?),
             disks,
             identity: Arc::new(ground.identity),
+            roots: directories(record).filter_map(root_of).collect(),
             twin: ground.twin,
         })
     }
@@ -487,10 +503,11 @@ impl Daemon {
                 "rename it, or mount it elsewhere",
             ));
         }
-        let flash = lock(&self.pool).path().to_owned();
+        let flash: Vec<_> = lock(&self.pool).flash().iter().cloned().collect();
         let holds = |path: &Path| path.canonicalize().is_ok_and(|p| p.starts_with(&real));
-        let own = [flash.as_path(), &self.stores.state_dir, &self.images];
-        if let Some(own) = own.iter().find(|path| holds(path)) {
+        let own = [self.stores.state_dir.as_path(), &self.images];
+        let mut own = flash.iter().map(|device| device.path()).chain(own);
+        if let Some(own) = own.find(|path| holds(path)) {
             return Err(Error::refused(
                 format!(
                     "{} holds {}, which is Hearth's own and must not be in a client's reach",
@@ -500,12 +517,20 @@ impl Daemon {
                 "give a directory that holds virtual machines only",
             ));
         }
+        if let Some((disk, file)) = root_of(&real).and_then(|root| self.disk_below(root)) {
+            return Err(Error::conflict(
+                format!(
+                    "{} holds {}, the data of disk {disk}, which clients of a datastore could write",
+                    directory.display(),
+                    file.display()
+                ),
+                format!("give another directory, or `hearth disk remove {disk}` first"),
+            ));
+        }
         let stores = lock(&self.stores.by_name);
         let near = stores.values().find(|store| {
             let record = &store.record;
-            let all = [&record.directory, &record.mirror];
-            let mut all = all.into_iter().filter(|path| !path.is_empty());
-            record.name != name && all.any(|path| overlap(Path::new(path), &real))
+            record.name != name && directories(record).any(|path| overlap(path, &real))
         });
         if let Some(near) = near {
             return Err(Error::conflict(
@@ -519,6 +544,39 @@ impl Daemon {
             ));
         }
         Ok(real)
+    }
+
+    /// Refuses a file that a datastore serves: its clients and a disk would undo each other's writes.
+    pub(super) fn check_not_in_datastore(&self, file: &Path) -> Result<()> {
+        let roots = |store: &Store| {
+            let opened = store.opened.as_ref();
+            opened.map_or_else(Vec::new, |opened| opened.roots.clone())
+        };
+        // Looking at the file may hang, so the lock is not held for it.
+        let stores: Vec<_> = lock(&self.stores.by_name)
+            .values()
+            .map(|store| (store.record.clone(), roots(store)))
+            .collect();
+        for (record, roots) in stores {
+            // A directory that was not there need not answer.
+            let unknown = roots.len() < directories(&record).count();
+            if roots.iter().any(|root| is_below(file, *root))
+                || unknown && directories(&record).any(|dir| file.starts_with(dir))
+            {
+                return Err(Error::conflict(
+                    format!(
+                        "{} is a file of datastore {}, whose clients can write it",
+                        file.display(),
+                        record.name
+                    ),
+                    format!(
+                        "move it out of {}, or remove the datastore first",
+                        record.directory
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn begin_datastore(self: &Arc<Daemon>, add: DatastoreAdd) -> Result<DatastoreInfo> {

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use hearth_io::Claim;
+use hearth_io::{Claim, OpenError};
 use hearth_nfs::handle::Key;
 use hearth_nfs::tree::Outcome;
 use hearth_nfs::v3::{Attributes, Status};
@@ -26,6 +26,8 @@ pub struct TwinFile {
     inner: Arc<Inner>,
     number: u64,
     files: [Arc<Mutex<Kept>>; 2],
+    /// Claims on the files, one for each tree; `None` until the file is to be locked.
+    claims: Arc<Mutex<Option<[Option<Claim>; 2]>>>,
 }
 
 fn os(status: Status) -> io::Error {
@@ -51,6 +53,7 @@ impl TwinFile {
             inner,
             number,
             files: Default::default(),
+            claims: Arc::default(),
         }
     }
 
@@ -61,13 +64,21 @@ impl TwinFile {
     ) -> Result<T, Fail<Status>> {
         let sides = self.inner.trees.sides();
         let (epoch, number) = (sides.epoch(side), self.number);
-        let kept = self.files[side].clone();
+        let (kept, claims) = (self.files[side].clone(), self.claims.clone());
         sides.on(side, move |open| {
             let known = lock(&kept).clone().filter(|(of, _)| *of == epoch);
             let file = match known {
                 Some((_, file)) => file,
                 None => {
                     let file = Arc::new(open.dir.open_regular(&open.find(number)?)?);
+                    if let Some(claims) = &mut *lock(&claims) {
+                        // The tree was away, and another program may use the file by now: then it stays out.
+                        let claim = crate::body::claim(&file).map_err(|e| {
+                            tracing::warn!("{e}");
+                            Status::Io
+                        })?;
+                        claims[side] = Some(claim);
+                    }
                     *lock(&kept) = Some((epoch, file.clone()));
                     file
                 }
@@ -262,21 +273,17 @@ impl TwinFile {
         }
     }
 
-    /// Keeps others on this host from using it as an image.
-    pub(crate) fn claim(&self) -> Result<Vec<Claim>, String> {
+    /// Locks it in each tree, so that no other program on this host can use it as an image, until it is closed.
+    pub(crate) fn claim(&self) -> Result<(), OpenError> {
         let trees = &self.inner.trees;
-        let mut claims = Vec::new();
+        let mut claims = [None, None];
         for side in (0..2).filter(|side| trees.current()[*side]) {
-            let claim = self.on(side, |_, file| {
-                let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-                Ok(hearth_io::file::claim_for_other(Path::new(&path), false)
-                    .map_err(|e| e.to_string()))
-            });
-            // Where that fails, whoever uses it next finds out.
-            if let Ok(claim) = claim {
-                claims.push(claim?);
+            // A tree that fails is noticed at its next use.
+            if let Ok(claim) = self.on(side, |_, file| Ok(crate::body::claim(file))) {
+                claims[side] = Some(claim?);
             }
         }
-        Ok(claims)
+        *lock(&self.claims) = Some(claims);
+        Ok(())
     }
 }

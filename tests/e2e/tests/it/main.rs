@@ -29,6 +29,7 @@ mod datastore;
 mod datastore_behind;
 mod datastore_clients;
 mod datastore_kept;
+mod datastore_locks;
 mod datastore_mirrored;
 mod datastore_networks;
 mod datastore_steps;
