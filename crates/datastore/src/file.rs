@@ -4,7 +4,7 @@
 //! disk any more, is cut off, was replaced) wants it alone: nobody else begins anything, and what was begun has
 //! ended. Whoever comes meanwhile waits.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -20,8 +20,11 @@ pub struct Cached {
     pub disk: DiskId,
     /// What the disk's origin is.
     pub origin: Arc<FileOrigin>,
-    /// What was known of the file when it was last looked at, and when that was.
+    /// Attributes of the file at the last look, and the time of that look. `used` counts data that was on flash only
+    /// then.
     pub known: Mutex<(Attributes, Instant)>,
+    /// Bytes of the blocks written since the last look: they may be on flash only, too.
+    pub written: AtomicU64,
     /// It was not used for a while, and is being written back to be closed.
     pub draining: AtomicBool,
 }

@@ -38,6 +38,8 @@ const SHORT: i64 = 64 << 10;
 
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
+/// How far apart, in nanoseconds, writes may take the time that are answered at one time.
+const AT_ONE_TIME: i64 = SECOND / 10;
 
 /// Seconds, and nanoseconds of the next one.
 fn split(ns: i64) -> (i64, u32) {
@@ -53,12 +55,17 @@ pub fn time(ns: i64) -> Time {
     }
 }
 
+/// A time of a file, in nanoseconds: of a year after 2262 the last that can be counted.
+fn in_ns(seconds: i64, nanos: i64) -> i64 {
+    seconds.saturating_mul(SECOND).saturating_add(nanos)
+}
+
 fn modified_ns(stat: &Stat) -> i64 {
-    stat.st_mtime * SECOND + stat.st_mtime_nsec as i64
+    in_ns(stat.st_mtime, stat.st_mtime_nsec as i64)
 }
 
 fn changed_ns(stat: &Stat) -> i64 {
-    stat.st_ctime * SECOND + stat.st_ctime_nsec as i64
+    in_ns(stat.st_ctime, stat.st_ctime_nsec as i64)
 }
 
 fn look_of(stat: &Stat) -> Look {
@@ -237,8 +244,15 @@ impl FileOrigin {
     /// A write was answered.
     pub fn written(&self) {
         let now = now_ns();
-        self.modified.fetch_max(now as u64, Ordering::AcqRel);
-        self.changed.fetch_max(now as u64, Ordering::AcqRel);
+        for time in [&self.modified, &self.changed] {
+            // Writes that are answered at one time need not set it in their order. A time further ahead was set by a
+            // program, or by a clock that was put back. If it stayed, it would hide all writes until then.
+            let later = |known: u64| match known as i64 {
+                known if known.saturating_sub(now) > AT_ONE_TIME => Some(now as u64),
+                known => Some(known.max(now) as u64),
+            };
+            let _ = time.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
+        }
     }
 
     /// Takes the promise back, durably, if that was not done.
@@ -669,6 +683,37 @@ mod tests {
             crcs: Default::default(),
             sums: false,
             class: hearth_io::Class::Background,
+        }
+    }
+
+    /// Of a year that NFS knows, of one whose nanoseconds are no number, and of before the first.
+    #[test]
+    fn write_sets_any_time_to_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"abcdef").unwrap();
+        for seconds in [now_ns() / SECOND + 86_400, 10_300_000_000, -1_000_000] {
+            let times = Timestamps {
+                last_access: Timespec {
+                    tv_sec: 0,
+                    tv_nsec: UTIME_OMIT as _,
+                },
+                last_modification: Timespec {
+                    tv_sec: seconds,
+                    tv_nsec: 0,
+                },
+            };
+            rustix::fs::futimens(File::open(&path).unwrap(), &times).unwrap();
+            let origin = origin(&path);
+            let before = now_ns();
+            origin.written();
+            let told = origin.modified.load(Ordering::Acquire) as i64;
+            assert!((before..=now_ns()).contains(&told), "{seconds}: {told}");
+            // Two that are answered at one time: the later one counts.
+            let later = told + SECOND / 1000;
+            origin.modified.store(later as u64, Ordering::Release);
+            origin.written();
+            assert!(origin.modified.load(Ordering::Acquire) as i64 >= later);
         }
     }
 

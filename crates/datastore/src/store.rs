@@ -12,16 +12,16 @@ mod view;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DISK_MAX, DiskId};
-use hearth_io::{OpenError, Shelf};
+use hearth_io::{BLOCK, OpenError, Shelf};
 use hearth_nfs::handle::Key;
 use hearth_nfs::tree::{Outcome, Tree};
-use hearth_nfs::v3::{Kind, Status};
+use hearth_nfs::v3::{Attributes, Kind, Status};
 use hearth_reactor::Reactors;
 use hearth_trees::large;
 use held::Held;
@@ -328,13 +328,23 @@ impl Inner {
         lock(&cached.known).1 = Instant::now();
         let same = cached.origin.looks_same()?;
         if same {
-            let now = self.dir.attributes_of(cached.origin.file())?;
-            lock(&cached.known).0 = now;
+            let now = self.know(cached)?;
             if now.links == 0 {
                 return Err(Status::Stale);
             }
         }
         Ok(same)
+    }
+
+    /// Reads a file's attributes from the file system.
+    fn know(&self, cached: &Cached) -> Outcome<Attributes> {
+        // In this order: a block that is written back at this moment is counted twice, and never left out.
+        cached.written.store(0, Ordering::SeqCst);
+        let owed = self.disks.needs(cached.disk);
+        let mut now = self.dir.attributes_of(cached.origin.file())?;
+        now.used = used(&now, owed);
+        lock(&cached.known).0 = now;
+        Ok(now)
     }
 
     /// Makes a file a disk, if that can be now.
@@ -369,13 +379,15 @@ impl Inner {
                 lock(&self.known).insert(*key, disk);
                 self.pin_if_wanted(key, &origin);
                 self.watch_opens(key, origin.file());
-                let known = Mutex::new((known, Instant::now()));
-                alone.set(Some(Arc::new(Cached {
+                let cached = Arc::new(Cached {
                     disk,
                     origin,
-                    known,
+                    known: Mutex::new((known, Instant::now())),
+                    written: AtomicU64::new(0),
                     draining: AtomicBool::new(false),
-                })));
+                });
+                self.know(&cached)?;
+                alone.set(Some(cached));
                 Ok(())
             }
             Err(NotNow::Pass) => {
@@ -434,8 +446,8 @@ impl Inner {
         }
         cached.origin.accept()?;
         self.grow_to(&cached, cached.origin.len())?;
-        let now = self.dir.attributes_of(cached.origin.file())?;
-        *lock(&cached.known) = (now, Instant::now());
+        self.know(&cached)?;
+        lock(&cached.known).1 = Instant::now();
         Ok(())
     }
 
@@ -457,6 +469,13 @@ impl Inner {
         let sparse = open.filter(|c| c.origin.is_sparse());
         sparse.map(|c| self.disks.needs(c.disk)).sum()
     }
+}
+
+/// Bytes a file takes, counting `more` that may have no place in it yet: programs that copy sparse files take a file
+/// with no space for one hole.
+fn used(known: &Attributes, more: u64) -> u64 {
+    let whole = known.size.next_multiple_of(BLOCK);
+    known.used.max(known.used.saturating_add(more).min(whole))
 }
 
 /// What a file is called, for people.

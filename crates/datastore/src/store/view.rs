@@ -19,7 +19,7 @@ use hearth_nfs::v3::{
 use hearth_trees::large;
 
 use super::held::Held;
-use super::{Inner, lock};
+use super::{Inner, lock, used};
 use crate::file::{Cached, Using};
 
 /// What is known of a file that is a disk now.
@@ -36,6 +36,7 @@ fn whole_blocks(from: u64, end: u64) -> u64 {
 
 fn overlay(attributes: &mut Attributes, cached: &Cached) {
     attributes.size = cached.origin.len();
+    attributes.used = used(attributes, cached.written.load(Ordering::SeqCst));
     (attributes.modified, attributes.changed) = cached.origin.times();
 }
 
@@ -93,6 +94,8 @@ impl Inner {
         }
         let file = lock(&self.files).get(key).cloned();
         if let Some(cached) = file.and_then(|file| file.cached()) {
+            let seen = lock(&cached.known).0.used;
+            attributes.used = attributes.used.max(seen);
             overlay(attributes, &cached);
         }
     }
@@ -274,6 +277,8 @@ impl View {
         let stable = write.stable;
         let tell = move |cached: &Cached, result: Result<(), ReqError>| {
             let outcome = result.map_err(status).map(|()| {
+                let blocks = whole_blocks(offset, offset.saturating_add(len));
+                cached.written.fetch_add(blocks, Ordering::SeqCst);
                 cached.origin.written();
                 Written {
                     count: len as u32,
@@ -361,8 +366,8 @@ impl View {
                 None => apply(),
             }
         })();
-        if let Ok(now) = inner.dir.attributes_of(cached.origin.file()) {
-            *lock(&cached.known) = (now, Instant::now());
+        if inner.know(cached).is_ok() {
+            lock(&cached.known).1 = Instant::now();
         }
         Changed {
             outcome,

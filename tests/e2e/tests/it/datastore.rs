@@ -908,3 +908,73 @@ fn two_clients_that_write_one_file_are_told_of_once() -> Result<()> {
     }
     Ok(())
 }
+
+/// Programs that copy sparse files take a file without space for one hole: what is on flash only counts.
+#[test]
+fn used_space_counts_flash_only_data() -> Result<()> {
+    const M: u64 = 1 << 20;
+    let mut lab = Lab::new()?;
+    lab.hearth.stop()?;
+    let slow = ["--destage-rate", "4K"].map(str::to_owned);
+    lab.hearth.serve_args.extend(slow);
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let file = create(&mut client, &dir, "a.img")?;
+    set_size(&mut client, &file, 64 * M)?.ok()?;
+    ensure!(get(&mut client, &file)?.used < M);
+    for block in 0..256u64 {
+        let at = block * 65536 * 2;
+        write(&mut client, &file, at, &pattern(at, 1, 65536))?;
+    }
+    let told = get(&mut client, &file)?;
+    let plain = fs::metadata(lab.vms.join("a.img"))?;
+    let allocated = std::os::unix::fs::MetadataExt::blocks(&plain) * 512;
+    ensure!(allocated < 16 * M, "nothing of it is on flash only");
+    ensure!(
+        (16 * M..=16 * M + allocated).contains(&told.used),
+        "{} bytes are said to be used of 16 MiB, {allocated} of them in the file",
+        told.used
+    );
+    // And once the daemon has found it again.
+    lab.hearth.kill9()?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(get(&mut client, &file)?.used >= 16 * M);
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let told = get(&mut client, &file)?.used;
+    ensure!((16 * M..32 * M).contains(&told), "{told}");
+    Ok(())
+}
+
+/// A write sets the time of change to the present, also where it lay in the future: incremental backups would skip the
+/// file until then.
+#[test]
+fn write_ends_a_future_time() -> Result<()> {
+    use std::time::{Duration, SystemTime};
+    let lab = Lab::new()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let file = create(&mut client, &dir, "a.img")?;
+    write(&mut client, &file, 0, &pattern(0, 1, 4096))?;
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let plain = lab.vms.join("a.img");
+    for years in [300, 1] {
+        let future = SystemTime::now() + Duration::from_secs(years * 365 * 86400);
+        File::options()
+            .write(true)
+            .open(&plain)?
+            .set_modified(future)?;
+        let later = fs::metadata(&plain)?.modified()?;
+        if later < SystemTime::now() {
+            println!("SKIPPED datastore: this file system has no such times");
+            return Ok(());
+        }
+        get(&mut client, &file)?;
+        write(&mut client, &file, 0, &pattern(0, 2, 4096))?;
+        lab.hearth.ok(&["datastore", "flush", "vms"])?;
+        let now = fs::metadata(&plain)?.modified()?;
+        ensure!(now <= SystemTime::now(), "{years} years: {now:?}");
+    }
+    Ok(())
+}
