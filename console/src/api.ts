@@ -28,7 +28,7 @@ export interface Session {
 }
 
 /** Why an answer is none. */
-export type Trouble = "gone" | "denied" | "missing" | "refused" | "out";
+export type Trouble = "gone" | "denied" | "missing" | "refused" | "conflict" | "out";
 
 export class Failure extends Error {
   constructor(
@@ -52,6 +52,7 @@ function kind(status: number): Trouble {
   if (status === 401) return "out";
   if (status === 403) return "denied";
   if (status === 404) return "missing";
+  if (status === 409) return "conflict";
   if (status >= 502 && status <= 504) return "gone";
   return "refused";
 }

@@ -143,6 +143,19 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     const shown = JSON.parse(await world.hearth(["disk", "show", "new", "--json"]));
     assert.equal(shown.max, 32 << 20);
     assert.equal(shown.mode, "write-through");
+    // Others change settings while the form is open: what they did is not reverted, and the change is refused once.
+    await page.getByLabel("Clients at a time").fill("3");
+    await world.hearth(["disk", "set", "new", "--max", "48M"]);
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByText("were changed meanwhile").waitFor();
+    assert.match(page.wrong.splice(0).join(), /409/);
+    const kept = await world.asked("disk", "show", "new");
+    assert.deepEqual([kept.max, kept.client_limit], [48 << 20, 0]);
+    await page.getByLabel("Clients at a time").fill("3");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByText("Saved.").waitFor();
+    const both = await world.asked("disk", "show", "new");
+    assert.deepEqual([both.max, both.client_limit], [48 << 20, 3]);
     await page.getByLabel("Most flash it may use").fill("much");
     await page.getByRole("button", { name: "Save" }).click();
     await page.getByText("is no size").waitFor();

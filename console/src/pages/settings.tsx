@@ -36,22 +36,30 @@ const asTyped = (disk: Disk): Typed => ({
   size: typedSize(disk.size),
 });
 
-/** What was changed, as the API takes it; or what is not understood. */
-function changed(was: Typed, is: Typed): { body: Record<string, unknown> } | { wrong: string } {
+/** Fields that were touched, and the version of the settings they are based on. */
+interface Touched {
+  fields: Partial<Typed>;
+  version: string;
+}
+
+/** The touched fields as the API takes them, or why one is invalid. */
+function changed(fields: Partial<Typed>): { body: Record<string, unknown> } | { wrong: string } {
   const body: Record<string, unknown> = {};
-  if (is.mode !== was.mode) body.mode = is.mode;
-  if (is.block_size !== was.block_size) body.block_size = Number(is.block_size);
+  if (fields.mode !== undefined) body.mode = fields.mode;
+  if (fields.block_size !== undefined) body.block_size = Number(fields.block_size);
   for (const name of SIZES) {
-    if (is[name] === was[name]) continue;
-    const size = parseSize(is[name]);
-    if (size === null) return { wrong: `“${is[name]}” is no size; type 4K, 512M or 1.5G` };
+    const typed = fields[name];
+    if (typed === undefined) continue;
+    const size = parseSize(typed);
+    if (size === null) return { wrong: `“${typed}” is no size; type 4K, 512M or 1.5G` };
     body[name] = size;
   }
-  if (is.auto !== was.auto) body.auto = is.auto;
+  if (fields.auto !== undefined) body.auto = fields.auto;
   for (const name of ["origin_timeout", "clients", "max_age"] as const) {
-    if (is[name] === was[name]) continue;
-    const value = Number(is[name]);
-    if (is[name].trim() === "" || !Number.isFinite(value)) return { wrong: `“${is[name]}” is no number` };
+    const typed = fields[name];
+    if (typed === undefined) continue;
+    const value = Number(typed);
+    if (typed.trim() === "" || !Number.isFinite(value)) return { wrong: `“${typed}” is no number` };
     body[name] = value;
   }
   return { body };
@@ -59,28 +67,32 @@ function changed(was: Typed, is: Typed): { body: Record<string, unknown> } | { w
 
 export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
   const operator = useOperator();
-  const [typed, setTyped] = useState<Typed | null>(null);
+  const [touched, setTouched] = useState<Touched | null>(null);
   const [said, say] = useState<Failure | string | null>(null);
   const [busy, setBusy] = useState(false);
-  const was = asTyped(disk);
-  const is = typed ?? was;
+  const is = { ...asTyped(disk), ...touched?.fields };
   const onOrigin = disk.home === undefined || disk.home === "origin";
   const put = (more: Partial<Typed>) => {
-    setTyped({ ...is, ...more });
+    setTouched({ fields: { ...touched?.fields, ...more }, version: touched?.version ?? disk.version });
     say(null);
   };
   const save = async () => {
-    const all = changed(was, is);
+    if (!touched) return;
+    // Hidden in other modes, where it means nothing.
+    const { max_age, ...others } = touched.fields;
+    const all = changed(is.mode === "write-back-ordered" ? touched.fields : others);
     if ("wrong" in all) return say(new Failure("refused", all.wrong));
     setBusy(true);
     try {
-      await patch(diskPath(disk.name), all.body);
-      setTyped(null);
+      await patch(diskPath(disk.name), { ...all.body, version: touched.version });
+      setTouched(null);
       say("Saved.");
-      again();
     } catch (e) {
+      // The next attempt is based on what is shown from now on.
+      if (e instanceof Failure && e.trouble === "conflict") setTouched(null);
       say(e instanceof Failure ? e : new Failure("refused", String(e)));
     }
+    again();
     setBusy(false);
   };
   return (
@@ -140,11 +152,11 @@ export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
           </Field>
           {operator && (
             <p class="acts">
-              <button class="main" disabled={typed === null} aria-busy={busy}>
+              <button class="main" disabled={touched === null} aria-busy={busy}>
                 Save
               </button>
-              {typed && (
-                <button type="button" onClick={() => setTyped(null)}>
+              {touched && (
+                <button type="button" onClick={() => setTouched(null)}>
                   As it was
                 </button>
               )}

@@ -137,6 +137,7 @@ mod tests {
             reason: None,
             remedy: None,
             notices: Vec::new(),
+            two_writers: None,
             listen: listen.to_owned(),
             portmapper: true,
             path: "/vms".to_owned(),

@@ -13,8 +13,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use hearth_events::{Event, Events};
 use hearth_fault::Fault;
 use hearth_reactor::{Caller, PeerAddress, Shares};
 use hearth_volume::{Protocol, Visitor};
@@ -32,6 +33,8 @@ const LISTED_MAX: usize = 64;
 const NAMED_MAX: usize = 4;
 /// Pairs of clients whose writes were warned of that are remembered.
 const TOLD_MAX: usize = 64;
+/// How long it is news that two clients wrote in turn.
+pub(crate) const CLASH_TIME: Duration = Duration::from_secs(3600);
 /// Longest command line shown, bytes.
 const COMMAND_MAX: usize = 200;
 /// How long reading a command line may take: the kernel reads it out of the process's own memory,
@@ -165,6 +168,8 @@ struct Ledger {
     last: Option<(u64, String)>,
     told: Vec<(u64, u64)>,
     notice: Option<String>,
+    /// When two of them last wrote in turn.
+    clash: Option<Instant>,
     connections: u64,
     reserved: u64,
 }
@@ -178,13 +183,15 @@ pub struct Clients {
     writer: AtomicU64,
     ledger: Mutex<Ledger>,
     held: Arc<AtomicU64>,
+    events: Arc<Events>,
 }
 
 impl Clients {
     /// Nobody yet; at most `limit` of them at a time, 0 for any number.
-    pub fn new(disk: &str, limit: u32, crowd: Arc<Crowd>) -> Arc<Clients> {
+    pub fn new(disk: &str, limit: u32, crowd: Arc<Crowd>, events: Arc<Events>) -> Arc<Clients> {
         Arc::new(Clients {
             disk: disk.to_owned(),
+            events,
             crowd,
             limit: AtomicU32::new(limit),
             writer: AtomicU64::new(0),
@@ -219,6 +226,13 @@ impl Clients {
     /// What its owner should know of its clients.
     pub fn notice(&self) -> Option<String> {
         self.lock().notice.clone()
+    }
+
+    /// The same while it is news: two clients wrote in turn within the last hour.
+    pub fn two_writers(&self) -> Option<String> {
+        let ledger = self.lock();
+        let is_recent = ledger.clash.is_some_and(|at| at.elapsed() < CLASH_TIME);
+        ledger.notice.clone().filter(|_| is_recent)
     }
 
     /// Lets a client in, or says why not. Called on data threads.
@@ -366,6 +380,7 @@ impl Clients {
         let Some((writer, other)) = before.filter(|b| again && b.0 != client.writer) else {
             return;
         };
+        ledger.clash = Some(Instant::now());
         let pair = (writer.min(client.writer), writer.max(client.writer));
         if ledger.told.contains(&pair) {
             return;
@@ -378,14 +393,20 @@ impl Clients {
             "two clients write to it at the same time: {} and {other}",
             client.name()
         );
-        tracing::warn!(
-            disk = %self.disk,
-            "{what}; unless they share a cluster file system, this destroys its contents: stop one of them and check the file system, or insist with `hearth disk set {} --clients 1`",
-            self.disk
-        );
         ledger.notice = Some(format!(
-            "{what}; unless they share a cluster file system, its contents are damaged: stop one of them and check the file system"
+            "{what}; unless they share a cluster file system, its contents are damaged: stop one of them and check the file system; `hearth disk set {} --clients 1` keeps a second one out",
+            self.disk
         ));
+        drop(ledger);
+        // Does not block.
+        self.events.tell(Event::TwoClientsWrite {
+            datastore: None,
+            disk: Some(self.disk.clone()),
+            file: None,
+            what: "the disk".to_owned(),
+            one: client.name(),
+            other,
+        });
     }
 
     fn leave(&self, client: &Arc<Client>, reserved: bool) {
@@ -521,6 +542,7 @@ fn command_line(pid: i32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearth_events::Query;
     use hearth_nbd::PROTOCOL as NBD;
     use hearth_vhost::PROTOCOL as VHOST;
 
@@ -530,7 +552,25 @@ mod tests {
     }
 
     fn disk(limit: u32, connections: u64) -> Arc<Clients> {
-        Clients::new("d", limit, Arc::new(Crowd::new(connections)))
+        Clients::new(
+            "d",
+            limit,
+            Arc::new(Crowd::new(connections)),
+            Arc::default(),
+        )
+    }
+
+    fn all_events() -> Query {
+        Query {
+            limit: 100,
+            ..Query::default()
+        }
+    }
+
+    fn two_clients_events(clients: &Clients) -> usize {
+        let all = clients.events.query(&all_events()).unwrap();
+        let of_this = all.iter().filter(|e| e.event == "two-clients-write");
+        of_this.filter(|e| e.disk.as_deref() == Some("d")).count()
     }
 
     #[test]
@@ -552,8 +592,13 @@ mod tests {
         assert_eq!(clients.notice(), None);
         let c = clients.admit(&host(3), NBD).unwrap();
         c.wrote();
-        assert_eq!(clients.notice(), None);
+        assert_eq!((clients.notice(), clients.two_writers()), (None, None));
+        assert_eq!(two_clients_events(&clients), 0);
         b.wrote();
+        c.wrote();
+        b.wrote();
+        assert_eq!(two_clients_events(&clients), 1);
+        assert_eq!(clients.two_writers(), clients.notice());
         let notice = clients.notice().unwrap();
         assert!(
             notice.contains("10.0.0.2") && notice.contains("10.0.0.3"),
@@ -610,7 +655,7 @@ mod tests {
             kept.len() - before
         };
         for disk in 0..20u8 {
-            let clients = Clients::new("d", 0, crowd.clone());
+            let clients = Clients::new("d", 0, crowd.clone(), Arc::default());
             let first = take_all(&clients, 1, &mut kept);
             let second = take_all(&clients, 2, &mut kept);
             assert!(first >= 4 && second >= 4, "{disk}: {first}, {second}");

@@ -8,6 +8,7 @@
 //! (`hearth_format::DiskRecord`).
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 
 use hearth_engine::ControlError;
@@ -328,13 +329,14 @@ settings! {
         ..QUIET
     };
     /// Of an ordered disk: seconds that its origin may lack something that was flushed, before its writes wait; 0 means
-    /// no limit.
-    max_age: f64 = |record| f64::from(record.max_age_ms) / 1000.0, Setting {
+    /// no limit. While the disk is not ordered there is none.
+    max_age: f64 = |record| if is_ordered(record) { f64::from(record.max_age_ms) / 1000.0 } else { 0.0 }, Setting {
         takes: Takes::Age,
         help: "How far behind the origin may be with --mode write-back-ordered, such as 30s, before writes wait for it",
         help_set: "; 0 for no limit",
         help_add: " [default: no limit]",
         set: |record, value| put(&mut record.max_age_ms, value, check_age),
+        check: check_ordered,
         engine: |daemon, record| daemon.engine().set_max_age(record.id, max_age_ns(record)),
         ..QUIET
     };
@@ -382,6 +384,29 @@ pub(crate) fn defaults() -> DiskRecord {
     DiskRecord {
         seq_cutoff: SEQ_CUTOFF,
         ..DiskRecord::default()
+    }
+}
+
+/// Names the settings of a record: another name for others.
+pub(crate) fn version(record: &DiskRecord) -> String {
+    let mut hasher = DefaultHasher::new();
+    json!(SettingsShown::of(record))
+        .to_string()
+        .hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+/// Refuses a change of settings that is based on others than there are.
+pub(crate) fn check_version(record: &DiskRecord, based_on: Option<&str>) -> Result<()> {
+    match based_on {
+        Some(known) if known != version(record) => Err(Error::conflict(
+            format!(
+                "the settings of disk {} were changed meanwhile",
+                record.name
+            ),
+            "look at them again, and repeat the change if it is still wanted",
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -434,6 +459,20 @@ impl Setting {
     }
 }
 
+/// How the engine treats writes of a disk: while it is held, none of them is on flash only.
+pub(crate) fn mode(record: &DiskRecord, held: bool) -> Mode {
+    match Mode::from(mode_of(record.mode)) {
+        Mode::WriteBack | Mode::WriteBackOrdered if held && !record.is_flash_only() => {
+            Mode::WriteThrough
+        }
+        mode => mode,
+    }
+}
+
+fn treat_writes(daemon: &Daemon, record: &DiskRecord) -> std::result::Result<(), ControlError> {
+    daemon.treat_writes(record.id, || Some(mode(record, record.hold)))
+}
+
 /// What the engine is told of a disk that it is given.
 pub(crate) fn config(record: &DiskRecord, device: &Device) -> DiskConfig {
     DiskConfig {
@@ -459,20 +498,6 @@ fn put<V: DeserializeOwned, T>(
     let value = V::deserialize(value).map_err(|e| {
         Error::invalid(
             format!("a setting has no such value: {e}"),
-/// How the engine treats writes of a disk: while it is held, none of them is on flash only.
-pub(crate) fn mode(record: &DiskRecord, held: bool) -> Mode {
-    match Mode::from(mode_of(record.mode)) {
-        Mode::WriteBack | Mode::WriteBackOrdered if held && !record.is_flash_only() => {
-            Mode::WriteThrough
-        }
-        mode => mode,
-    }
-}
-
-fn treat_writes(daemon: &Daemon, record: &DiskRecord) -> std::result::Result<(), ControlError> {
-    daemon.treat_writes(record.id, || Some(mode(record, record.hold)))
-}
-
             "see docs/api.md",
         )
     })?;
@@ -539,6 +564,24 @@ fn check_age(seconds: f64) -> Result<u32> {
             MAX_AGE.end()
         ),
         "30s suits most disks; 0 is no limit",
+    ))
+}
+
+fn is_ordered(record: &DiskRecord) -> bool {
+    record.mode == hearth_format::CacheMode::WriteBackOrdered
+}
+
+/// No other mode keeps to a limit of age.
+fn check_ordered(record: &DiskRecord) -> Result<()> {
+    if record.max_age_ms == 0 || is_ordered(record) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        format!(
+            "a limit to how far behind the origin may be means nothing in mode {}",
+            mode_of(record.mode).word()
+        ),
+        "choose --mode write-back-ordered, or leave --max-age out",
     ))
 }
 
@@ -634,6 +677,33 @@ mod tests {
     }
 
     #[test]
+    fn max_age_needs_order() {
+        for mode in ["write-back", "write-through", "off"] {
+            let refused = changed(&json!({ "mode": mode, "max_age": 30 })).unwrap_err();
+            assert!(refused.remedy.contains("write-back-ordered"), "{refused}");
+        }
+        let mut record = changed(&json!({ "mode": "write-back-ordered", "max_age": 30 })).unwrap();
+        assert_eq!(SettingsShown::of(&record).max_age, 30.0);
+        // Not shown as a promise while nothing keeps it.
+        change(&mut record, &json!({ "mode": "write-back" })).unwrap();
+        assert_eq!(SettingsShown::of(&record).max_age, 0.0);
+        assert!(change(&mut record, &json!({ "max_age": 60 })).is_err());
+        change(&mut record, &json!({ "max_age": 0 })).unwrap();
+    }
+
+    #[test]
+    fn stale_version_is_a_conflict() {
+        let mut record = defaults();
+        let based_on = version(&record);
+        check_version(&record, Some(&based_on)).unwrap();
+        change(&mut record, &json!({ "seq_cutoff": 0 })).unwrap();
+        check_version(&record, None).unwrap();
+        let refused = check_version(&record, Some(&based_on)).unwrap_err();
+        assert_eq!(refused.kind, crate::error::Kind::Conflict);
+        check_version(&record, Some(&version(&record))).unwrap();
+    }
+
+    #[test]
     fn a_body_of_which_one_setting_will_not_do_changes_nothing() {
         let mut record = defaults();
         let body = json!({ "seq_cutoff": 0, "origin_timeout": 0.1 });
@@ -678,6 +748,7 @@ mod tests {
             "sole_user",
             "takeover",
             "trust",
+            "version",
         ];
         assert_eq!(own, decisions);
         let shown = document.pointer("/components/schemas/SettingsShown/properties");
@@ -723,6 +794,9 @@ mod tests {
                 Takes::Switch | Takes::Flag => json!(true),
             };
             let mut record = defaults();
+            if setting.takes == Takes::Age {
+                record.mode = hearth_format::CacheMode::WriteBackOrdered;
+            }
             assert_ne!(setting.shown(&record), value, "{}", setting.name);
             let named = change(&mut record, &json!({ setting.name: value })).unwrap();
             assert_eq!(named.len(), 1);

@@ -327,9 +327,9 @@ kinds! {
     /// A file of a datastore, or the origin of a disk, was opened on this host while writes to it were on flash only: a program that reads it there sees old data. Told once an hour for each file or disk.
     "dirty-file-opened" Warning DirtyFileOpened { datastore: Option<String>, disk: Option<String>, file: String, dirty_bytes: u64, by: String, hold: String }
         "{file} was opened on this host by {by}, and {dirty_bytes} bytes written to it are on flash only: a program that reads it there sees old data; '{hold}' brings it up to date and keeps it so, and then it is to be read again"
-    /// Two clients write a large file of a datastore in turn, within a minute. Told once an hour for each file.
-    "two-clients-write" Warning TwoClientsWrite { datastore: String, file: String, one: String, other: String }
-        "two clients of datastore {datastore} write {file} at the same time, {one} and {other}: if both use it as a disk they destroy what is in it; stop one of them"
+    /// Two clients write a large file of a datastore in turn, within a minute, or write the same disk. Told once an hour for each file, and once for the same two clients of a disk.
+    "two-clients-write" Warning TwoClientsWrite { datastore: Option<String>, disk: Option<String>, file: Option<String>, what: String, one: String, other: String }
+        "two clients write {what} at the same time, {one} and {other}: unless they share a cluster file system they destroy what is in it; stop one of them, then check the file system"
     /// A directory is served as a datastore.
     "datastore-added" Info DatastoreAdded { datastore: String, by: String }
         "datastore {datastore} added by {by}"

@@ -266,6 +266,8 @@ pub struct Disk {
     pub unconnected: Option<(String, bool)>,
     /// Why nothing can be written back.
     pub cannot_write_back: Option<String>,
+    /// Two clients wrote it in turn lately: which.
+    pub two_writers: Option<String>,
     /// The legs of a mirror.
     pub legs: Vec<Leg>,
     /// Ranges that were lost.
@@ -280,6 +282,15 @@ pub struct Disk {
     pub errors_lately: u64,
     /// Failed operations on the origin within the hour.
     pub origin_errors_hour: u64,
+}
+
+/// Two clients that wrote the same disk or file in turn.
+pub(crate) fn two_writers(which: &str) -> Reason {
+    Reason::degraded(
+        "two-clients-write",
+        which,
+        "stop one of them and check the file system",
+    )
 }
 
 impl Disk {
@@ -323,6 +334,9 @@ impl Disk {
                 format!("what is dirty cannot be written back: {why}"),
                 "see to the origin; nothing is lost while the flash lives",
             ));
+        }
+        if let Some(which) = &self.two_writers {
+            reasons.push(two_writers(which));
         }
         self.judge_legs(&mut reasons);
         // A disk that is written all the time is never clean. But what has passed to the origin since tells that
@@ -421,6 +435,10 @@ mod tests {
         assert_eq!(
             disk(|d| d.lost_ranges = 1),
             is(Condition::Failed, "data-lost")
+        );
+        assert_eq!(
+            disk(|d| d.two_writers = Some("a and b".to_owned())),
+            is(Condition::Degraded, "two-clients-write")
         );
         let link = |failing| move |d: &mut Disk| d.unconnected = Some(("gone".to_owned(), failing));
         assert_eq!(disk(link(false)), is(Condition::Degraded, "origin-lost"));

@@ -1,4 +1,4 @@
-//! A datastore of two directories: whether it has both.
+//! A datastore: whether it has both of its two directories, and whether clients write one file in turn.
 
 use crate::model::{Item, Kind, Reason};
 
@@ -20,8 +20,10 @@ pub struct Tree {
 pub struct Datastore {
     /// Its name.
     pub name: String,
-    /// Its directories.
+    /// Its directories, if it has two.
     pub trees: Vec<Tree>,
+    /// Two clients wrote a file of it in turn lately: which.
+    pub two_writers: Option<String>,
 }
 
 impl Datastore {
@@ -48,6 +50,7 @@ impl Datastore {
                 _ => {}
             }
         }
+        reasons.extend(self.two_writers.as_deref().map(crate::daemon::two_writers));
         Item::new(Kind::Datastore, &self.name, reasons)
     }
 }
@@ -68,11 +71,25 @@ mod tests {
             let datastore = Datastore {
                 name: "vms".to_owned(),
                 trees: vec![tree("current"), tree(other)],
+                two_writers: None,
             };
             datastore.judge().condition
         };
         assert_eq!(judged("current"), Condition::Healthy);
         assert_eq!(judged("out"), Condition::Degraded);
         assert_eq!(judged("resyncing"), Condition::Rebuilding);
+    }
+
+    #[test]
+    fn two_writers_degrade_a_datastore() {
+        let mut datastore = Datastore {
+            name: "vms".to_owned(),
+            ..Datastore::default()
+        };
+        assert_eq!(datastore.judge().condition, Condition::Healthy);
+        datastore.two_writers = Some("two clients write /srv/a: b and c".to_owned());
+        let item = datastore.judge();
+        assert_eq!(item.condition, Condition::Degraded);
+        assert_eq!(item.reasons[0].code, "two-clients-write");
     }
 }

@@ -91,11 +91,9 @@ fn told(event: &EventInfo) -> Option<Happened> {
         | "leg-changed"
         | "leg-stale"
         | "scrub-undecided" => Condition::Failed,
-        "daemon-started-after-crash"
-        | "events-left-out"
-        | "leg-repaired"
-        | "scrub-repaired"
-        | "two-clients-write" => Condition::Degraded,
+        "daemon-started-after-crash" | "events-left-out" | "leg-repaired" | "scrub-repaired" => {
+            Condition::Degraded
+        }
         _ => return None,
     };
     let kind = if event.disk.is_some() {
@@ -419,7 +417,6 @@ mod tests {
             "leg-repaired",
             "scrub-repaired",
             "scrub-undecided",
-            "two-clients-write",
         ] {
             let kind = hearth_events::kinds::KINDS.iter().find(|k| k.0 == name);
             let (_, severity, _) = kind.expect(name);
@@ -429,6 +426,7 @@ mod tests {
         assert_eq!(told("disk-attached", "info"), None);
         assert_eq!(told("leg-lost", "warning"), None);
         assert_eq!(told("tree-lost", "warning"), None);
+        assert_eq!(told("two-clients-write", "warning"), None);
         assert_eq!(told("scrub-undecided", "error"), Some(Condition::Failed));
         assert_eq!(told("scrub-started", "info"), None);
     }

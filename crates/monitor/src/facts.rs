@@ -89,6 +89,7 @@ fn disk(info: &DiskInfo, report: Option<&DiskReport>) -> Disk {
             )
         }),
         cannot_write_back: info.cannot_write_back.as_ref().map(|t| t.error.clone()),
+        two_writers: info.two_writers.clone(),
         legs: (info.legs.iter())
             .map(|leg| Leg {
                 origin: leg.origin.clone(),
@@ -106,7 +107,7 @@ fn disk(info: &DiskInfo, report: Option<&DiskReport>) -> Disk {
     }
 }
 
-/// A datastore of two directories.
+/// A datastore.
 fn datastore(info: &DatastoreInfo) -> Datastore {
     let tree = |tree: &TreeInfo| Tree {
         directory: tree.directory.clone(),
@@ -117,10 +118,11 @@ fn datastore(info: &DatastoreInfo) -> Datastore {
     Datastore {
         name: info.name.clone(),
         trees: info.trees.iter().map(tree).collect(),
+        two_writers: info.two_writers.clone(),
     }
 }
 
-/// The pool, the disks and the mirrored datastores, judged.
+/// The pool, the disks, and the datastores of which there is something to say, judged.
 pub fn items(seen: &Seen, limits: &Limits) -> Vec<Item> {
     let reports: BTreeMap<&str, &DiskReport> = (seen.stats.disks.iter())
         .map(|r| (r.name.as_str(), r))
@@ -128,7 +130,7 @@ pub fn items(seen: &Seen, limits: &Limits) -> Vec<Item> {
     let disks = (seen.disks.iter())
         .map(|info| disk(info, reports.get(info.name.as_str()).copied()).judge(limits));
     let stores = (seen.datastores.iter())
-        .filter(|info| !info.trees.is_empty())
+        .filter(|info| !info.trees.is_empty() || info.two_writers.is_some())
         .map(|info| datastore(info).judge());
     std::iter::once(pool(seen).judge(limits))
         .chain(disks)

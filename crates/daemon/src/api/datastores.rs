@@ -225,6 +225,9 @@ pub struct DatastoreInfo {
     /// What somebody should know of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
+    /// Two clients wrote a file of it in turn within the last hour: which.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub two_writers: Option<String>,
     /// Address and port it is served on.
     pub listen: String,
     /// A portmapper tells clients the port.

@@ -182,6 +182,10 @@ pub struct DiskSet {
     /// The settings to change.
     #[serde(flatten)]
     pub settings: SettingsChanged,
+    /// The version of the settings that the change is based on: if it is another one by now, nothing is changed, and the
+    /// answer is a conflict.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// Of a disk that lives on flash: its new size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
@@ -391,6 +395,10 @@ pub struct DiskInfo {
     /// Its settings.
     #[serde(flatten)]
     pub settings: SettingsShown,
+    /// Changes with its settings: `DiskSet` may name the version that a change is based on.
+    #[serde(default)]
+    #[schema(required = true)]
+    pub version: String,
     /// How far it is, if it is to be all on flash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<PinInfo>,
@@ -450,6 +458,9 @@ pub struct DiskInfo {
     /// How a mirrored origin is copied to and scrubbed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upkeep: Option<MirrorUpkeep>,
+    /// Two clients wrote it in turn within the last hour: which, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub two_writers: Option<String>,
     /// Why what is dirty cannot be written back to the origin, while that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cannot_write_back: Option<WriteBackTrouble>,

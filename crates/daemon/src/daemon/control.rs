@@ -497,6 +497,8 @@ impl Daemon {
             .record(id)
             .cloned()
             .ok_or_else(|| Error::no_disk(name))?;
+        let based_on = set.version.as_deref();
+        settings::check_version(&record, based_on)?;
         let mut wanted = record.clone();
         let changed = settings::change(&mut wanted, &set.settings)?;
         homeless::check_settings(&wanted)?;
@@ -509,6 +511,7 @@ impl Daemon {
                 check_share(registry, capacity, name, wanted.kept_bytes())?;
             }
             let record = registry.by_id_mut(id).ok_or_else(|| Error::no_disk(name))?;
+            settings::check_version(record, based_on)?;
             settings::change(record, &set.settings)?;
             record.sole_user |= set.sole_user;
             Ok(record.clone())
@@ -975,6 +978,25 @@ mod tests {
     use super::*;
     use hearth_engine::api::Effects;
     use std::time::Instant;
+
+    /// A form that was open while another program changed settings must not revert them.
+    #[test]
+    fn change_based_on_stale_settings_is_refused() {
+        let (_dir, daemon) = testing::with_disk("d");
+        let set = |body: serde_json::Value| {
+            let set: DiskSet = serde_json::from_value(body).unwrap();
+            daemon.set("d", set)
+        };
+        let based_on = daemon.disk_info("d").unwrap().version;
+        set(serde_json::json!({ "max": 64 << 20, "version": based_on })).unwrap();
+        let stale = serde_json::json!({ "max": 0, "clients": 3, "version": based_on });
+        assert_eq!(set(stale).unwrap_err().kind, Kind::Conflict);
+        let info = daemon.disk_info("d").unwrap();
+        assert_eq!((info.settings.max, info.settings.clients), (64 << 20, 0));
+        set(serde_json::json!({ "clients": 3, "version": info.version })).unwrap();
+        set(serde_json::json!({ "clients": 4 })).unwrap();
+        daemon.shut_down(StopReason::Signal).unwrap();
+    }
 
     /// The engine has it before the data threads know its origin.
     #[test]

@@ -248,7 +248,8 @@ impl Daemon {
         let export = self.slot_by_id(id, |slot| {
             let device = slot.device.clone()?;
             Some(slot.export.clone().unwrap_or_else(|| {
-                let clients = Clients::new(&record.name, record.clients, self.crowd.clone());
+                let (crowd, events) = (self.crowd.clone(), self.events.clone());
+                let clients = Clients::new(&record.name, record.clients, crowd, events);
                 let export = DiskExport::new(&record, self.engine.clone(), device, clients);
                 Arc::new(export)
             }))

@@ -924,6 +924,7 @@ fn info(store: &Store) -> DatastoreInfo {
         reason,
         remedy,
         notices: on.and_then(|on| on.unknown.clone()).into_iter().collect(),
+        two_writers: opened.and_then(|opened| opened.disks.two_writers()),
         listen: at.map_or_else(|| record.listen.clone(), |at| at.to_string()),
         portmapper: on.is_some_and(|on| on.is_mapped()),
         path: format!("/{}", record.name),

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::life::{Life, Unserved};
 use crate::origin;
 use crate::pool::mode_of;
-use crate::settings::SettingsShown;
+use crate::settings::{SettingsShown, version as settings_version};
 
 /// The legs of a mirrored origin.
 fn legs(device: &Device) -> Vec<MirrorLeg> {
@@ -382,6 +382,8 @@ impl Daemon {
             order: self.order_of(slot, record),
             connections: slot.export().map_or(0, |e| e.clients().connections()),
             clients: slot.export().map_or_else(Vec::new, |e| e.clients().list()),
+            two_writers: slot.export().and_then(|e| e.clients().two_writers()),
+            version: settings_version(record),
             link,
             legs,
             upkeep: slot.device().and_then(|d| upkeep(d)),

@@ -102,6 +102,13 @@ fn two_processes_that_write_are_named() -> Result<()> {
             .any(|l| l.contains("WARN") && l.contains("two clients") && l.contains(&pid));
         ensure!(warned, "{log}");
     }
+    ensure!(info["two_writers"] == notice, "{info}");
+    let events = hearth.ok(&["events", "--json"])?;
+    let told = events.lines().map(serde_json::from_str::<Value>);
+    let told = told.collect::<Result<Vec<_>, _>>()?;
+    let mut told = told.iter().filter(|e| e["event"] == "two-clients-write");
+    ensure!(told.next().is_some_and(|e| e["disk"] == "d"), "{events}");
+    ensure!(told.next().is_none(), "{events}");
     let text = hearth.ok(&["disk", "show", "d"])?;
     ensure!(
         text.contains("qemu-io") && text.contains("two clients write"),

@@ -30,6 +30,7 @@ use super::super::homeless::{SEGMENTS_MIN, check_promise};
 use super::super::{Daemon, REST_PACE, REST_TIME, lock};
 use super::matching::Matching;
 use crate::api::datastores::FileRule;
+use crate::clients::CLASH_TIME;
 use crate::error::{Error, Kind, Result};
 use crate::keys::{key_of, text_of};
 use crate::{compare, settings};
@@ -124,6 +125,8 @@ pub(super) struct Files {
     rules: Matching,
     /// Files have every write before it is answered.
     held: AtomicBool,
+    /// When two clients last wrote a file in turn, and which.
+    clash: Mutex<Option<(Instant, String)>>,
 }
 
 impl Files {
@@ -134,7 +137,15 @@ impl Files {
             hands: Hands::start()?,
             rules: Matching::new(&store.directory, &store.rules),
             held: AtomicBool::new(store.hold),
+            clash: Mutex::default(),
         })
+    }
+
+    /// Which two clients wrote a file in turn, while that is news.
+    pub(super) fn two_writers(&self) -> Option<String> {
+        let clash = lock(&self.clash).clone();
+        let (_, which) = clash.filter(|(at, _)| at.elapsed() < CLASH_TIME)?;
+        Some(which)
     }
 
     /// Other rules hold from now on. Files that are not served get their settings when they are.
@@ -704,19 +715,23 @@ impl Disks for Files {
                 file: file.to_owned(),
                 dirty_bytes: owed,
                 by: by.to_owned(),
+                hold: format!("hearth datastore flush {} --hold", self.store),
             });
         }
     }
 
     fn written_by_two(&self, file: &str, [one, other]: &[String; 2]) {
+        let which = format!("two clients write {file} at the same time: {one} and {other}");
+        *lock(&self.clash) = Some((Instant::now(), which));
         if let Ok(daemon) = self.daemon() {
             daemon.events.tell(Event::TwoClientsWrite {
-                datastore: self.store.clone(),
-                file: file.to_owned(),
+                datastore: Some(self.store.clone()),
+                disk: None,
+                file: Some(file.to_owned()),
+                what: format!("{file} of datastore {}", self.store),
                 one: one.clone(),
                 other: other.clone(),
             });
-                hold: format!("hearth datastore flush {} --hold", self.store),
         }
     }
 
