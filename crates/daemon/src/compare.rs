@@ -88,8 +88,11 @@ impl Subject<'_> {
 
     /// Compares a small sample, for a disk that has to be judged before it is served.
     pub fn brief(self) -> Compared {
-        let end = Instant::now() + BRIEF_TIME;
-        self.sample(RECENT_FEW, &mut |_, _| Instant::now() < end)
+        let (end, late) = (Instant::now() + BRIEF_TIME, Instant::now() + RECENT_TIME);
+        // Nothing compared would be no answer, however slow the origin is.
+        self.sample(RECENT_FEW, &mut |found, _| {
+            Instant::now() < if found.equal == 0 { late } else { end }
+        })
     }
 
     /// Compares a sample until `end`. The marks and the blocks that were put on flash last are compared in any case.

@@ -121,6 +121,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     let tcp = tcp.map(|tcp| tcp_server(tcp, &sockets)).transpose()?;
     let mut daemon_options = options.daemon.clone();
     daemon_options.images = images_dir(run_dir.path());
+    daemon_options.handed_over = left.is_some();
     let state_dir = daemon_options.state_dir.clone();
     let state_dir = state_dir.unwrap_or_else(crate::rundir::default_state_dir);
     let events = Arc::new(crate::events::open(&state_dir));

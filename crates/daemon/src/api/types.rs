@@ -818,6 +818,9 @@ pub struct PoolDevice {
     /// What the kernel calls its model, if it is a drive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// What identifies its hardware: a WWN, serial number, volume UUID or the inode below a loop device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// How it is used: `in-use`, or `emptying`.
     #[serde(default)]
     pub state: String,

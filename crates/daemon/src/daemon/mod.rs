@@ -133,6 +133,8 @@ pub struct Options {
     pub nbd_memory: Option<u64>,
     /// Directory for the sockets of image processes, of this daemon alone.
     pub images: PathBuf,
+    /// The daemon before this one handed over a moment ago, so that nothing can have changed what it served.
+    pub handed_over: bool,
     /// Leave the cache off.
     pub degraded: Option<Degraded>,
     /// Where files below images may lie; if none is named, beside the image.
@@ -250,6 +252,8 @@ pub struct Daemon {
     dropped: Vec<DiskId>,
     flash: flash::FlashWatch,
     images: PathBuf,
+    /// See [`Options::handed_over`], while disks are attached for the first time.
+    handed_over: AtomicBool,
     /// Whose the origins are that other hosts can reach.
     owners: admission::Owners,
     backing_dirs: Vec<PathBuf>,
@@ -454,6 +458,7 @@ impl Daemon {
             crashed,
             flash: flash::FlashWatch::new(degraded, place, options.exit_when_room),
             images: options.images.clone(),
+            handed_over: AtomicBool::new(false),
             owners,
             backing_dirs: options.backing_dirs.clone(),
             stopping: AtomicBool::new(false),
@@ -483,7 +488,11 @@ impl Daemon {
         let keeper = daemon.start_room_keeper().map_err(no_thread)?;
         *lock(&daemon.room_keeper) = Some(keeper);
         daemon.start_opens().map_err(no_thread)?;
+        daemon
+            .handed_over
+            .store(options.handed_over, Ordering::Relaxed);
         daemon.attach_all();
+        daemon.handed_over.store(false, Ordering::Relaxed);
         let pins = daemon.start_pins().map_err(no_thread)?;
         *lock(&daemon.pins) = Some(pins);
         Ok(daemon)

@@ -573,7 +573,7 @@ impl Core {
                 let again = match eio {
                     Some(unread) => self.strike(disk, block, slot, unread, now),
                     None => {
-            self.flash.note_rot(u64::from(eio.is_none()));
+                        self.flash.note_rot(u64::from(eio.is_none()));
                         self.lose(disk, block, slot);
                         false
                     }

@@ -4,6 +4,7 @@
 //! likes), and then judged. Where something that a guest wrote is on one side only, nothing is decided for its owner: the
 //! disk is refused until somebody says whom to trust.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::DiskId;
@@ -385,7 +386,8 @@ impl Daemon {
             return looks;
         }
         let is_file = origin::has_times(record, device, now.as_ref());
-        if is_file && record.clean_detach && !touched || record.on_start == OnStart::Keep {
+        let shows = is_file || self.handed_over.load(Ordering::Relaxed);
+        if shows && record.clean_detach && !touched || record.on_start == OnStart::Keep {
             return looks;
         }
         let subject = self.subject(record.id, device);
