@@ -90,9 +90,15 @@ impl<K: Copy + Eq + Hash> Opens<K> {
         }
     }
 
-    /// Stops watching a file of this key.
+    /// Stops watching a file of this key. May block with its file system.
     pub fn leave(&self, key: &K, file: &File) {
         self.group.remove(file);
+        self.forget(key);
+    }
+
+    /// Stops reporting the files of this key, and does not block. The kernel keeps its marks until the files are removed
+    /// or their file systems are unmounted.
+    pub fn forget(&self, key: &K) {
         lock(&self.watched).retain(|_, of| of != key);
     }
 

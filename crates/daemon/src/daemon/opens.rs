@@ -4,7 +4,7 @@
 //! for files of a datastore ([`hearth_datastore::opens`]). `hearth disk flush NAME --hold` is the remedy.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -46,8 +46,6 @@ type Part = (DiskId, usize);
 
 /// A file or device that is watched.
 struct Watched {
-    /// Stands for it (`O_PATH`), so that it can be left whatever its name leads to by then.
-    file: File,
     path: PathBuf,
     is_device: bool,
 }
@@ -75,31 +73,30 @@ impl Drop for OriginOpens {
 impl OriginOpens {
     /// Watches these files from now on, in place of those watched before. May block.
     fn watch(&self, id: DiskId, paths: Vec<PathBuf>) {
-        let opened = paths.into_iter().filter_map(|path| {
+        let stand_for = |path: PathBuf| {
             let file = OpenOptions::new()
                 .read(true)
                 .custom_flags(libc::O_PATH | libc::O_CLOEXEC)
                 .open(&path)
                 .ok()?;
             let is_device = file.metadata().ok()?.file_type().is_block_device();
-            Some(Watched {
-                file,
-                path,
-                is_device,
-            })
-        });
-        let all: Vec<Watched> = opened.collect();
+            Some((file, Watched { path, is_device }))
+        };
+        let opened: Vec<_> = paths.into_iter().filter_map(stand_for).collect();
         self.leave(id);
-        for (n, part) in all.iter().enumerate() {
-            self.opens.watch((id, n), &part.file);
+        let mut all = Vec::with_capacity(opened.len());
+        for (n, (file, part)) in opened.into_iter().enumerate() {
+            self.opens.watch((id, n), &file);
+            all.push(part);
         }
         lock(&self.watched).insert(id, all);
     }
 
+    /// Stops watching the files of a disk. Does not block: a stop must not wait for a mount that hangs.
     fn leave(&self, id: DiskId) {
         let all = lock(&self.watched).remove(&id).unwrap_or_default();
-        for (n, part) in all.iter().enumerate() {
-            self.opens.leave(&(id, n), &part.file);
+        for n in 0..all.len() {
+            self.opens.forget(&(id, n));
         }
     }
 }
