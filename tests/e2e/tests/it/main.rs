@@ -72,6 +72,7 @@ mod remote;
 mod resident;
 mod restart;
 mod rolled_back;
+mod sectors;
 mod several_flash;
 mod survives;
 mod swap;
