@@ -20,11 +20,13 @@ use crate::origin;
 use crate::spot::Mounts;
 use crate::workers::Class;
 
-/// Programs that read labels of every block device of a host, as often as every few seconds. None of them copies one.
-const LABEL_READERS: [&str; 17] = [
+/// Programs that look at every block device of a host, as often as every few seconds. None of them copies one.
+const LABEL_READERS: [&str; 19] = [
     "(udev-worker)",
     "blkid",
     "fdisk",
+    "hearth",
+    "losetup",
     "lsblk",
     "lvdisplay",
     "lvm",
