@@ -43,6 +43,10 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Replace(args) => replace(global, &client, &args),
         Disk::Move(args) => move_to(global, &client, &args),
         Disk::Scrub(args) => scrub::run(global, &client, &args),
+        Disk::Reset(args) => {
+            let info: DiskInfo = client.order(&disk_path(&args.name, "/reset"))?;
+            said(global, &info, "empty")
+        }
         Disk::AcceptLoss(args) => {
             let info: DiskInfo = client.order(&disk_path(&args.name, "/accept-loss"))?;
             said(
@@ -260,8 +264,7 @@ fn add(global: &Global, client: &Client, args: DiskAdd) -> Outcome {
             "note: the data of {} is on this pool's flash and nowhere else; if the flash device dies, it is lost (with two copies: if both devices die){}",
             plain(&info.name),
             match info.home {
-                DiskHome::Scratch =>
-                    ", and after a crash of the host or the daemon the disk is empty",
+                DiskHome::Scratch => ", and a crash of the host or the daemon loses its contents",
                 _ => "",
             }
         )]);

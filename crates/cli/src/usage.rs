@@ -19,7 +19,15 @@ use crate::config;
 /// Exit status of wrong usage.
 const EXIT_USAGE: u8 = 2;
 /// Commands that are offered to nobody who did not spell them out.
-const DANGEROUS: &[&str] = &["remove", "export", "accept-loss", "create", "set", "replay"];
+const DANGEROUS: &[&str] = &[
+    "remove",
+    "export",
+    "accept-loss",
+    "create",
+    "set",
+    "replay",
+    "reset",
+];
 /// What people type, and what they are looking for.
 const LOOKED_FOR: &[(&[&str], &str)] = &[
     (

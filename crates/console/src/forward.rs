@@ -136,6 +136,7 @@ const RULES: &[Rule] = &[
     order("/v1/disks/*/cancel", Look::Nothing),
     order("/v1/disks/*/remove", Look::Nothing),
     order("/v1/disks/*/accept-loss", Look::Nothing),
+    order("/v1/disks/*/reset", Look::Nothing),
     order("/v1/disks/*/mirror", Look::Leg),
     order("/v1/disks/*/move", Look::Target),
     order("/v1/disks/*/scrub", Look::Nothing),

@@ -131,6 +131,9 @@ pub(crate) struct Disk {
     /// Ord of the last record that calls something clean.
     pub cleaned_ord: u64,
     pub drain: bool,
+    /// Of a scratch disk of which a crash left nothing: what was zeroed since. What is not there otherwise cannot be
+    /// read, for nobody knows that it was zeros.
+    pub void: Option<RunSet>,
     /// It is off, and what the heads say of it may not count: they are closed before it is cached again.
     pub heads_void: bool,
     /// It is off, and it is stored outside the log that nothing flash has of it counts.
@@ -252,6 +255,7 @@ impl Disk {
             unverified: false,
             dropping: None,
             drain: false,
+            void: None,
             heads_void: false,
             apart: false,
             own_hand: 0,
@@ -271,9 +275,21 @@ impl Disk {
         disk
     }
 
+    /// Has nobody written this block, which is not on flash, since a crash took the contents of the disk?
+    pub fn is_void(&self, block: u64) -> bool {
+        self.void
+            .as_ref()
+            .is_some_and(|zeroed| !zeroed.contains(block))
+    }
+
     /// Gives it its new size.
     pub fn resize(&mut self, size: u64) {
+        let before = self.blocks;
         self.set_size(size);
+        // What comes with it never held anything.
+        if let Some(zeroed) = self.void.as_mut().filter(|_| self.blocks > before) {
+            zeroed.insert_range(before, self.blocks);
+        }
         self.voiding = None;
     }
 

@@ -69,8 +69,10 @@ mod tag {
     pub const DEVICE: u16 = 29;
     /// An older version caches the disk as any other.
     pub const HOLD: u16 = 30;
+    /// An older version would serve zeros where a crash took what was written.
+    pub const VOID: u16 = super::CRITICAL | 31;
     /// The last number this version knows.
-    pub const LAST: u16 = 30;
+    pub const LAST: u16 = 31;
 }
 
 /// How a disk is cached.
@@ -207,6 +209,8 @@ pub struct DiskRecord {
     pub device: String,
     /// Its origin has every write before it is answered, whatever its mode.
     pub hold: bool,
+    /// A crash has left nothing of the scratch disk: what was not written since cannot be read.
+    pub void: bool,
     /// Fields of newer versions, carried along: tag and bytes.
     pub unknown: Vec<(u16, Vec<u8>)>,
 }
@@ -401,6 +405,9 @@ impl DiskRecord {
         if self.hold {
             field(out, tag::HOLD, &[1]);
         }
+        if self.void {
+            field(out, tag::VOID, &[1]);
+        }
         for (tag, bytes) in &self.unknown {
             field(out, *tag, bytes);
         }
@@ -410,7 +417,7 @@ impl DiskRecord {
     /// Reads a record from exactly its fields.
     pub(crate) fn decode(mut rest: &[u8]) -> Result<DiskRecord, FormatError> {
         let mut disk = DiskRecord::default();
-        let mut seen = 0u32;
+        let mut seen = 0u64;
         let mut fields = 0usize;
         while !rest.is_empty() {
             let (tag, bytes, after) = split_field(rest)?;
@@ -421,7 +428,7 @@ impl DiskRecord {
             }
             let number = tag & !CRITICAL;
             if known(number) {
-                let bit = 1u32 << number;
+                let bit = 1u64 << number;
                 if seen & bit != 0 {
                     return Err(FormatError::wrong(WHAT, format!("field {tag} comes twice")));
                 }
@@ -430,7 +437,7 @@ impl DiskRecord {
             disk.take(tag, bytes)?;
         }
         let required = [tag::ID, tag::NAME, tag::ORIGIN, tag::SIZE, tag::MODE];
-        if let Some(missing) = required.iter().find(|tag| seen & (1 << **tag) == 0) {
+        if let Some(missing) = required.iter().find(|tag| seen & (1u64 << **tag) == 0) {
             return Err(FormatError::wrong(
                 WHAT,
                 format!("field {missing} is missing"),
@@ -488,6 +495,7 @@ impl DiskRecord {
             tag::FENCED_AT => self.fenced_at = u64::from_le_bytes(exact(tag, bytes)?),
             tag::PIN => self.pin = flag(tag, bytes)?,
             tag::HOLD => self.hold = flag(tag, bytes)?,
+            tag::VOID => self.void = flag(tag, bytes)?,
             tag::MAX_AGE => self.max_age_ms = u32::from_le_bytes(exact(tag, bytes)?),
             tag::ON_START => {
                 let [raw] = exact(tag, bytes)?;

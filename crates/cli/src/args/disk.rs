@@ -105,6 +105,9 @@ pub enum Disk {
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
     AcceptLoss(DiskName),
+    /// Make a scratch disk that nobody uses empty, also what a crash has made unreadable
+    #[command(after_help = "Example:\n  hearth disk reset swap1")]
+    Reset(DiskName),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -137,7 +140,7 @@ pub struct DiskAdd {
     /// No origin: a disk of this size whose data is on flash and nowhere else (docs/flash-only.md)
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["origin", "mirror"])]
     pub flash_only: Option<Size>,
-    /// With --flash-only: after a crash the disk is empty, and nothing waits for flash to be flushed
+    /// With --flash-only: a crash loses the contents of the disk, and nothing waits for flash to be flushed
     #[arg(long, requires = "flash_only")]
     pub scratch: bool,
     /// One of several places that each hold all of the disk's data; give two or more. The first one holds it, the

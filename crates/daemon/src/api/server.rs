@@ -79,6 +79,8 @@ pub trait Control: Send + Sync + 'static {
     fn remove(&self, name: &str, how: DiskRemove) -> Result<DiskInfo>;
     /// Gives up ranges whose only copy was lost; they read as the origin has them.
     fn accept_loss(&self, name: &str, by: &str) -> Result<DiskInfo>;
+    /// Makes a scratch disk empty.
+    fn reset(&self, name: &str) -> Result<DiskInfo>;
     /// Changes the legs of a mirrored disk, and how they are copied to.
     fn set_mirror(&self, name: &str, set: &MirrorSet) -> Result<DiskInfo>;
     /// Gives a disk that lives on flash an origin while it is served.
@@ -473,6 +475,14 @@ async fn accept_loss(
     .await
 }
 
+/// Make a scratch disk that nobody uses empty: all of it reads as zeros, also what a crash has made unreadable.
+#[utoipa::path(post, path = "/v1/disks/{name}/reset", tag = "disks", params(("name" = String, Path)), responses(
+    (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
+async fn reset_disk(State(panel): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {
+    let disk = name.clone();
+    change(panel, Changed::Disk(&disk), move |c| c.reset(&name)).await
+}
+
 /// All statistics.
 #[utoipa::path(get, path = "/v1/stats", tag = "statistics", responses(
     (status = 200, body = StatsReport), (status = "default", body = ErrorBody)))]
@@ -536,6 +546,7 @@ fn api() -> OpenApiRouter<Panel> {
         .routes(routes!(remove_disk))
         .routes(routes!(cancel_disk))
         .routes(routes!(accept_loss))
+        .routes(routes!(reset_disk))
         .routes(routes!(set_mirror))
         .routes(routes!(move_disk))
         .routes(routes!(set_scrub))

@@ -897,6 +897,14 @@ impl Control for Arc<Daemon> {
         self.disk_info(name)
     }
 
+    fn reset(&self, name: &str) -> Result<DiskInfo> {
+        self.let_clients_go(Some(name));
+        let turn = self.turn_for(name)?;
+        self.reset_scratch(&turn, name)?;
+        drop(turn);
+        self.disk_info(name)
+    }
+
     fn metrics(&self, form: hearth_metrics::Form) -> String {
         self.metrics_page(form)
     }

@@ -14,7 +14,7 @@ use hearth_io::{BLOCK, Device, Nowhere};
 use super::admission::{Ownership, RULES};
 use super::attach::Opened;
 use super::control::attached;
-use super::course::Attempt;
+use super::course::{Attempt, Turn};
 use super::{Daemon, lock};
 use crate::api::types::{CacheMode, DiskAdd, DiskInfo, DiskSet};
 use crate::error::{Error, Result};
@@ -26,6 +26,10 @@ use crate::size::human;
 /// Segments a pool has at least on which disks may live: with fewer there is no room to clean the log around
 /// what never leaves it.
 pub(super) const SEGMENTS_MIN: u64 = 12;
+
+/// What is to be said of a scratch disk that a crash has emptied.
+pub(super) const VOID: &str = "it is scratch, and a crash has left nothing of it: what was not written since cannot be \
+     read, until `hearth disk reset` makes the disk empty";
 
 /// The device of a disk that has no origin.
 pub(super) fn device(record: &DiskRecord) -> Device {
@@ -268,6 +272,37 @@ impl Daemon {
         export.set_size(size);
         self.exports.resized(name);
         Ok(())
+    }
+
+    /// Makes a scratch disk empty that no client uses.
+    pub(super) fn reset_scratch(&self, turn: &Turn, name: &str) -> Result<()> {
+        let id = turn.id();
+        let record = lock(&self.pool).record(id).cloned();
+        let record = record.ok_or_else(|| Error::no_disk(name))?;
+        if record.home != Home::Scratch {
+            return Err(Error::refused(
+                format!("{name} is not a scratch disk: what it holds is to be kept"),
+                "to have an empty disk, remove it with --discard-dirty --yes and add it again",
+            ));
+        }
+        self.with_slot(name, |slot| match slot.export() {
+            Some(export) if export.clients().connections() > 0 => Err(Error::conflict(
+                format!("disk {name} is in use, and what its guest has written would be gone"),
+                "stop the virtual machine or program first",
+            )),
+            _ => Ok(()),
+        })?;
+        let since_seq = self.forget(id)?;
+        lock(&self.pool).change(|registry| {
+            if let Some(record) = registry.by_id_mut(id) {
+                (record.since_seq, record.void) = (since_seq, false);
+            }
+            Ok(())
+        })?;
+        self.with_slot(name, |slot| {
+            slot.session.notices.retain(|notice| notice != VOID);
+            Ok(())
+        })
     }
 
     /// Refuses changes of a disk that lives on flash which are about an origin.

@@ -248,8 +248,6 @@ pub struct Daemon {
     recovery: Recovery,
     /// The run before did not end in order.
     crashed: bool,
-    /// Scratch disks of which this start has left nothing.
-    dropped: Vec<DiskId>,
     flash: flash::FlashWatch,
     images: PathBuf,
     /// See [`Options::handed_over`], while disks are attached for the first time.
@@ -352,6 +350,18 @@ impl Daemon {
             report,
             degraded,
         } = started?;
+        // Before a stop in order, after which nobody would know that they are not just empty.
+        pool.change(|registry| {
+            for id in &report.dropped {
+                if let Some(record) = registry.by_id_mut(*id) {
+                    record.void = true;
+                }
+            }
+            Ok(())
+        })?;
+        for record in pool.registry().disks.iter().filter(|record| record.void) {
+            engine.set_void(record.id);
+        }
         for device in pool.flash().iter() {
             device.set_patience(options.flash_timeout);
         }
@@ -451,7 +461,6 @@ impl Daemon {
             grounds: Mutex::default(),
             checks: attach::Checks::default(),
             sharing: Mutex::default(),
-            dropped: report.dropped.clone(),
             windows: Mutex::new(Windows::new(0, FlashCounters::default())),
             started: begin,
             recovery,

@@ -203,7 +203,10 @@ impl Core {
                 }
                 Apply::Again => {}
                 Apply::Record => {
-                    self.apply_record(item.kind, item.disk, item.block, item.count, now)
+                    self.apply_record(item.kind, item.disk, item.block, item.count, now);
+                    if matches!(item.token.then, Then::Request(_)) {
+                        self.note_zeroed(item.disk, item.block, item.count);
+                    }
                 }
             }
             if item.ends {
@@ -256,6 +259,13 @@ impl Core {
         let (flash, mut rest) = self.apart();
         let old = rest.map(copy, freq, now);
         flash.slot_replaced(copy.slot, copy.dirty, old);
+    }
+
+    /// A client has zeroed or discarded blocks: of a scratch disk that a crash has emptied they can be read again.
+    fn note_zeroed(&mut self, disk: DiskId, block: u64, count: u32) {
+        if let Some(zeroed) = &mut self.known_mut(disk).void {
+            zeroed.insert_range(block, block + u64::from(count));
+        }
     }
 
     fn apply_record(&mut self, kind: Kind, disk: DiskId, block: u64, count: u32, now: u64) {

@@ -148,6 +148,7 @@ impl Engine {
         core.end_order(id);
         core.drop_all_of(id);
         if let Some(d) = core.disk_mut(id) {
+            d.void = None;
             d.solid.clear();
             d.lost.clear();
             d.doubtful.clear();
@@ -224,6 +225,14 @@ impl Engine {
         let core = self.core();
         let d = core.disk(id);
         d.is_some_and(|d| d.cfg.mode == Mode::Off && d.has_origin() && !d.apart)
+    }
+
+    /// A crash has left nothing of a scratch disk: what nobody has written since cannot be read, until all of it is
+    /// [forgotten](Self::forget).
+    pub fn set_void(&self, id: DiskId) {
+        if let Some(d) = self.core().disk_mut(id).filter(|d| d.is_scratch()) {
+            d.void.get_or_insert_default();
+        }
     }
 
     /// Forgets that the disk exists. It must be detached and hold nothing dirty.

@@ -329,6 +329,9 @@ impl Engine {
                 .is_some_and(|s| s.dirty)
             {
                 ExtentState::Data
+            } else if d.is_void(block) {
+                // A client that believed in zeros would not notice that reads fail.
+                ExtentState::Data
             } else if !d.has_origin() {
                 ExtentState::Zero
             } else {

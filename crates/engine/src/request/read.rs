@@ -158,6 +158,7 @@ impl Core {
         let buf = buf.expect("a read came with memory to read into");
         let d = self.known(disk);
         let empty = d.cached == 0
+            && d.void.is_none()
             && d.zero.is_empty()
             && self.cache.stage.len() == 0
             && self.cache.ahead.is_idle();
@@ -204,6 +205,9 @@ impl Core {
             }
             let Some(slot) = self.cache.index.get(Key::new(disk, b)) else {
                 if homeless {
+                    if self.disk(disk).is_some_and(|d| d.is_void(b)) {
+                        self.reqs[id].failed = Some(ReqError::Io);
+                    }
                     piece(b, 1).bytes_mut().fill(0);
                     self.reqs[id].read_mut().hit = true;
                     b += 1;
@@ -569,11 +573,11 @@ impl Core {
         fx: &mut Effects,
     ) {
         if self.cache.index.get(Key::new(disk, block)) == Some(slot) {
+            self.flash.note_rot(u64::from(eio.is_none()));
             if self.is_dirty_in(disk, block, slot) && !self.opts.faults.has(Fault::ForgetRotten) {
                 let again = match eio {
                     Some(unread) => self.strike(disk, block, slot, unread, now),
                     None => {
-                        self.flash.note_rot(u64::from(eio.is_none()));
                         self.lose(disk, block, slot);
                         false
                     }

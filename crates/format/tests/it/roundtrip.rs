@@ -165,6 +165,7 @@ prop_compose! {
             on_start: [OnStart::Sample, OnStart::Drop, OnStart::Keep][mode % 3],
             device: datastore,
             hold: mode % 3 == 1,
+            void: mode % 5 == 1,
             unknown,
         }
     }

@@ -306,10 +306,20 @@ fn scratch(mut lab: Lab) -> Result<()> {
     lab.hearth.kill9()?;
     lab.hearth.start()?;
     let mut client = lab.client()?;
-    let left = read(&mut client, &swap, 0, 64 << 10)?;
-    ensure!(left.iter().all(|b| *b == 0), "it is empty after a crash");
+    ensure!(
+        read(&mut client, &swap, 0, 64 << 10).is_err(),
+        "it was made up"
+    );
     write(&mut client, &swap, 0, &new)?;
     ensure!(read(&mut client, &swap, 0, 64 << 10)? == new);
+    ensure!(
+        read(&mut client, &swap, M, 64 << 10).is_err(),
+        "it was made up"
+    );
+    set_size(&mut client, &swap, 0)?.ok()?;
+    set_size(&mut client, &swap, 8 * M)?.ok()?;
+    let left = read(&mut client, &swap, M, 64 << 10)?;
+    ensure!(left.iter().all(|b| *b == 0), "it was made anew");
 
     // It stays what it is; what is made from now on is not.
     set(&lab, &["--unmatch", "*.vswp"])?;

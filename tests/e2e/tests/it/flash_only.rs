@@ -8,10 +8,10 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Command as Program, Stdio};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hearth_rig::Hearth;
 use hearth_rig::daemon::{binary, path, write_random};
-use hearth_rig::nbd::Command;
+use hearth_rig::nbd::{Client, Command};
 use hearth_rig::wait::until;
 use serde_json::Value;
 
@@ -169,10 +169,17 @@ fn what_is_promised_on_two_devices_is_served_from_one() -> Result<()> {
 }
 
 #[test]
-fn a_scratch_disk_outlives_a_stop_and_is_empty_after_a_crash() -> Result<()> {
+fn scratch_disk_fails_reads_after_crash_until_reset() -> Result<()> {
     let mut hearth = Hearth::serving("128M")?;
-    let said = hearth.said(&["disk", "add", "s", "--flash-only", "16M", "--scratch"])?;
-    ensure!(said.contains("the disk is empty"), "{said}");
+    hearth.ok(&["disk", "add", "s", "--flash-only", "16M", "--scratch"])?;
+    let lost = |client: &mut Client, at: u64| -> Result<()> {
+        let error = client
+            .read(at, MIB as u32)
+            .err()
+            .context("it was made up")?;
+        ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+        Ok(())
+    };
     let mut client = hearth.connect("s")?;
     client.write(0, &bytes(7))?;
     client.flush()?;
@@ -181,24 +188,48 @@ fn a_scratch_disk_outlives_a_stop_and_is_empty_after_a_crash() -> Result<()> {
     hearth.start()?;
     let mut client = hearth.connect("s")?;
     ensure!(client.read(0, MIB as u32)? == bytes(7), "after a stop");
+    ensure!(
+        client.read(4 << 20, MIB as u32)? == bytes(0),
+        "never written"
+    );
     client.write(2 << 20, &bytes(8))?;
     client.flush()?;
     hearth.kill9()?;
     hearth.start()?;
     let mut client = hearth.connect("s")?;
-    ensure!(client.read(0, MIB as u32)? == bytes(0), "after a crash");
-    ensure!(
-        client.read(2 << 20, MIB as u32)? == bytes(0),
-        "after a crash"
-    );
+    [0, 2 << 20, 4 << 20]
+        .into_iter()
+        .try_for_each(|at| lost(&mut client, at))?;
     let shown = hearth.said(&["disk", "show", "s"])?;
-    ensure!(shown.contains("nothing of it was left"), "{shown}");
-    // It goes on as one that was never written.
+    ensure!(shown.contains("hearth disk reset"), "{shown}");
+    // What is written again is there, and the rest still is not, also after a stop.
     client.write(0, &bytes(9))?;
+    ensure!(client.read(0, MIB as u32)? == bytes(9));
+    lost(&mut client, 2 << 20)?;
     drop(client);
     hearth.stop()?;
     hearth.start()?;
-    ensure!(hearth.connect("s")?.read(0, MIB as u32)? == bytes(9));
+    let mut client = hearth.connect("s")?;
+    ensure!(client.read(0, MIB as u32)? == bytes(9), "after a stop");
+    lost(&mut client, 2 << 20)?;
+    // Its guest would lose what it has written.
+    let used = hearth.refused(&["disk", "reset", "s"])?;
+    ensure!(used.contains("in use"), "{used}");
+    drop(client);
+    let said = hearth.said(&["disk", "reset", "s"])?;
+    ensure!(!said.contains("cannot be read"), "{said}");
+    for _ in 0..2 {
+        let mut client = hearth.connect("s")?;
+        for at in [0, 2 << 20, 4 << 20] {
+            ensure!(client.read(at, MIB as u32)? == bytes(0), "it was reset");
+        }
+        drop(client);
+        hearth.stop()?;
+        hearth.start()?;
+    }
+    hearth.ok(&["disk", "add", "f", "--flash-only", "4M"])?;
+    let kept = hearth.refused(&["disk", "reset", "f"])?;
+    ensure!(kept.contains("not a scratch disk"), "{kept}");
     Ok(())
 }
 

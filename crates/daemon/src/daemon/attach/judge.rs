@@ -170,11 +170,8 @@ impl Daemon {
             ));
         }
         let mut notices = Vec::new();
-        if self.dropped.contains(&record.id) {
-            notices.push(
-                "it is scratch and the run before did not end in order, so nothing of it was left"
-                    .to_owned(),
-            );
+        if record.void {
+            notices.push(super::super::homeless::VOID.to_owned());
         }
         notices.extend(self.kept_back(&record, trust)?);
         if record.rules == 0 {

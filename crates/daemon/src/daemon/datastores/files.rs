@@ -294,11 +294,13 @@ impl Files {
         let device = Device::remote(Arc::new(Disk::new(origin, &self.hands)));
         origin.set_bound(record.size);
         let owed = self.owed(id);
-        if scratch && daemon.dropped.contains(&id) {
-            tracing::warn!(file = %device.name(), "is a scratch file, and the last run did not end in order: it is all zeros");
+        if record.void {
+            tracing::warn!(file = %device.name(), "is a scratch file, and a crash has left nothing of it: what was not written since cannot be read");
         }
         let left = record.origin_identity.filter(|_| record.clean_detach);
         let fits = match left {
+            // Nothing is left of it that would have to be dropped.
+            _ if record.void => true,
             // Nothing was done to it but what changes no content.
             Some(left) => (left.size, left.mtime_ns) == (looks.size, looks.modified_ns),
             None if scratch => false,
@@ -595,7 +597,7 @@ impl Disks for Files {
         let emptied = daemon.forget(disk).and_then(|since_seq| {
             lock(&daemon.pool).change_or_keep(|registry| {
                 if let Some(record) = registry.by_id_mut(disk) {
-                    record.since_seq = since_seq;
+                    (record.since_seq, record.void) = (since_seq, false);
                 }
                 Ok(())
             })

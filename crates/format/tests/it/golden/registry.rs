@@ -57,6 +57,7 @@ fn registry() {
         on_start: OnStart::Sample,
         device: String::new(),
         hold: false,
+        void: false,
         unknown: vec![(99, b"new".to_vec())],
     };
     let registry = Registry {
