@@ -541,7 +541,7 @@ pub(crate) fn gone(flash: &Path) -> Option<String> {
     }
 }
 
-/// Why there is no pool on the only device of one although its superblock is there: a daemon that served it has written that again
+/// Why there is no pool on the only or first device of one although its superblock is there: a daemon that served it has written that again
 /// after somebody had erased the device below it, but not what it did not change.
 pub(crate) fn erased(flash: &Path, given: &[PathBuf]) -> Option<String> {
     let mode = OpenMode {
@@ -550,8 +550,12 @@ pub(crate) fn erased(flash: &Path, given: &[PathBuf]) -> Option<String> {
     };
     let mut media = std::sync::Arc::new(Device::new(BlockFile::open(flash, mode).ok()?));
     let superblock = Superblock::load(&mut media).ok()?;
-    // Of several devices only some have the tables.
-    if given.len() > 1 || !superblock.devices.is_empty() {
+    // Of several devices the first has the tables; where everything is there twice, two of them.
+    let several = given.len() > 1;
+    if superblock.device_index > 0
+        || superblock.is_twice()
+        || several == superblock.devices.is_empty()
+    {
         return None;
     }
     let error = Places::load(&mut media, &superblock.layout, superblock.pool).err()?;

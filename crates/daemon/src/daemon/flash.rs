@@ -6,7 +6,7 @@
 //! last dirty block is durable in its origin has its records voided in the registry, so that no later
 //! start asks which side is right.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -60,8 +60,8 @@ pub(super) struct FlashWatch {
 struct State {
     /// What happened to the flash file, once it is given up for that.
     gone: Option<String>,
-    /// It was given up because a device of it was erased.
-    erased: bool,
+    /// The device that was erased, if it was given up for that.
+    erased: Option<PathBuf>,
     /// Bytes that the file system lacks for all of the flash file.
     lacks: Option<u64>,
     /// Since when there is room for all of the flash file, while the cache is off for want of it.
@@ -126,9 +126,9 @@ impl FlashWatch {
         lock(&self.state).settled.clone()
     }
 
-    /// Was it given up because a device of it was erased?
-    pub(super) fn was_erased(&self) -> bool {
-        lock(&self.state).erased
+    /// The device that was erased, if it was given up for that. Its tables may have been stored again since.
+    pub(super) fn erased(&self) -> Option<PathBuf> {
+        lock(&self.state).erased.clone()
     }
 
     /// Is it time to try to go on without a device?
@@ -237,7 +237,7 @@ impl Daemon {
         let flash = lock(&self.pool).flash().clone();
         let off = self.cache_is_off();
         let (mut gone, mut moved, mut lacks) = (None, None, off.then_some(0u64));
-        let (mut blamed, mut erased) = (Vec::new(), false);
+        let (mut blamed, mut erased) = (Vec::new(), None);
         for (place, device) in (0..).zip(flash.iter()) {
             if flash.is_lost(place) || off || !crate::pool::has_no_superblock(device) {
                 continue;
@@ -249,7 +249,7 @@ impl Daemon {
             let path = device.path().display();
             let how = format!("{path} was erased or written over while in use");
             gone = Some((how, FlashFault::Broken));
-            erased = true;
+            erased.get_or_insert(device.path().to_owned());
             blamed.push(place);
         }
         let mut files = 0;
@@ -299,7 +299,7 @@ impl Daemon {
         let news = gone.filter(|(how, _)| state.gone.as_ref() != Some(how));
         let Some((how, fault)) = news else { return };
         state.gone = Some(how);
-        state.erased |= erased;
+        state.erased = state.erased.take().or(erased);
         drop(state);
         blamed.into_iter().for_each(|n| self.engine.blame_device(n));
         self.give_flash_up(fault);

@@ -166,7 +166,7 @@ impl Daemon {
         // for.
         let clean = idle && ended && still;
         // Before anything is written there: what is left of it stays as it is.
-        let asked = clean && (!self.cache_is_off() || self.flash.was_erased());
+        let asked = clean && (!self.cache_is_off() || self.flash.erased().is_some());
         let erased = asked.then(|| self.erased()).flatten();
         let is_erased = erased.is_some();
         let sound = clean && erased.is_none();
@@ -238,7 +238,12 @@ impl Daemon {
             let device = self.engine.blank_device(&mut pool.flash().joined())?;
             pool.paths().get(usize::from(device)).cloned()
         };
-        let path = pool.erased().or_else(blank)?.display().to_string();
+        let path = self
+            .flash
+            .erased()
+            .or_else(|| pool.erased())
+            .or_else(blank)?;
+        let path = path.display().to_string();
         let others = pool.paths().len() > 1;
         let kept = pool.beside().is_some();
         drop(pool);

@@ -278,7 +278,7 @@ impl Pool {
     /// The same as [`without_flash`](Self::without_flash) of a pool whose log cannot be read.
     pub(crate) fn go_without_log(&mut self, why: &str) -> Result<()> {
         if let Some(beside) = self.beside.clone() {
-            *self = Pool::of_notes(beside, &self.path().to_owned(), why)?;
+            *self = Pool::of_notes(beside, self.path(), why)?;
         }
         Ok(())
     }

@@ -270,6 +270,39 @@ fn a_stop_tells_of_the_second_device_as_well() -> Result<()> {
     hearth.stop().map(drop)
 }
 
+/// The first of two devices has the tables, of which the daemon stores the superblock again when it gives up the flash.
+#[test]
+fn erased_first_device_leaves_clean_disks_served() -> Result<()> {
+    let mut hearth = Hearth::bare()?;
+    let first = path(hearth.flash()).to_owned();
+    let second = hearth.dir().join("second.img");
+    let both = ["--flash", &first, "--flash", path(&second)];
+    hearth.ok(&[&["pool", "create", "--size", "64M"], &both[..]].concat())?;
+    hearth.serve_args = vec!["--flash".into(), path(&second).into()];
+    hearth.start()?;
+    let origin = hearth.origin("w.raw", 16 * MIB)?;
+    hearth.add("w", path(&origin), &["--mode", "write-through"])?;
+    trim(hearth.flash())?;
+    wait::until("it is noticed", LIMIT, || {
+        let pool = hearth.said(&["pool", "show"]).ok()?;
+        pool.contains("was erased or written over while in use")
+            .then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    let mut client = hearth.connect("w")?;
+    client.write(MIB, &[0xAB; 65536])?;
+    client.flush()?;
+    drop(client);
+    ensure!(hearth.stop().is_err(), "it calls this an end in order");
+    hearth.start().with_context(|| hearth.log())?;
+    let mut client = wait::until("the whole disk is served", LIMIT, || {
+        hearth.connect("w").ok()
+    })
+    .with_context(|| hearth.log())?;
+    ensure!(client.read(MIB, 65536)? == [0xAB; 65536]);
+    Ok(())
+}
+
 /// In every mode, while guests read and write: those with nothing dirty there do not notice.
 #[test]
 fn erased_flash_under_load_stops_no_disk() -> Result<()> {
