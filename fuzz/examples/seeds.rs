@@ -51,6 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             leg(2, 7, LegState::Behind, true),
             leg(3, 4, LegState::Out, false),
         ],
+        marks: Vec::new(),
     };
     save("mirror", "stamps", 0, &stamps.encode()?)?;
     let notes = MirrorNotes {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use hearth_engine::Engine;
 use hearth_events::Events;
 use hearth_fault::Fault;
-use hearth_format::mirror::{LegStamp, LegState, MirrorNotes, MirrorStamps, NOTES_BYTES};
+use hearth_format::mirror::{LegStamp, LegState, Mark, MirrorNotes, MirrorStamps, NOTES_BYTES};
 use hearth_format::{DiskRecord, Uuid};
 use hearth_io::{BLOCK, Device, OriginSpec};
 use hearth_mirror::{Book, Cache, Cached, Habits, LegOpener, Mirror, Sample, Setup, leg_timeout};
@@ -54,6 +54,7 @@ pub(crate) fn new_stamps(legs: usize) -> MirrorStamps {
         open: false,
         unknown: false,
         legs: (0..legs).map(leg).collect(),
+        marks: Vec::new(),
     }
 }
 
@@ -184,43 +185,24 @@ impl LegOpener for Opener {
 /// What came of opening a leg, and some of what it holds.
 type Sampled = std::result::Result<(Device, Vec<Sample>), Fault>;
 
-/// Opens all legs side by side. A leg that does not answer within bounds counts as missing.
-fn open_legs(
-    opener: &Arc<Opener>,
-    legs: &[String],
+/// Does this for each leg side by side. A leg that does not answer within bounds counts as missing.
+fn side_by_side<T: Send + 'static>(
+    legs: usize,
     time: Duration,
-    read_only: bool,
-    size: u64,
-) -> Vec<(String, Sampled)> {
+    job: impl Fn(usize) -> T + Send + Sync + 'static,
+) -> Vec<std::result::Result<T, Fault>> {
+    let job = Arc::new(job);
     let (told, answers) = channel();
-    let mut all: Vec<_> = legs
-        .iter()
-        .map(|name| {
-            let silent = Fault::new("it does not answer", "see whether it hangs");
-            (name.clone(), Err(silent))
-        })
-        .collect();
-    for (i, name) in legs.iter().enumerate() {
-        let (told, name, opener) = (told.clone(), name.clone(), opener.clone());
-        let work = move || {
-            let opened = opener.open(&name).and_then(|device| {
-                // What a program that was killed left in a cache must be as durable as what is read from it.
-                if !read_only {
-                    let flushed = device.flush();
-                    flushed.map_err(|e| {
-                        Fault::new(format!("it cannot be flushed: {e}"), "replace it")
-                    })?;
-                }
-                let samples = hearth_mirror::sample(&device, size.min(device.size()));
-                Ok((device, samples))
-            });
-            // Nobody listens any more if it came too late.
-            let _ = told.send((i, opened));
-        };
+    let silent = || Err(Fault::new("it does not answer", "see whether it hangs"));
+    let mut all: Vec<_> = (0..legs).map(|_| silent()).collect();
+    for (i, place) in all.iter_mut().enumerate() {
+        let (told, job) = (told.clone(), job.clone());
+        // Nobody listens any more if it came too late.
+        let work = move || drop(told.send((i, job(i))));
         let begun = std::thread::Builder::new()
             .name("hearth-leg".to_owned())
             .spawn(work);
-        if let (Err(e), Some((_, place))) = (begun, all.get_mut(i)) {
+        if let Err(e) = begun {
             *place = Err(Fault::new(
                 format!("cannot start a thread: {e}"),
                 "check the limit on processes",
@@ -229,13 +211,61 @@ fn open_legs(
     }
     drop(told);
     let end = Instant::now() + time;
-    while let Ok((i, opened)) = answers.recv_timeout(end.saturating_duration_since(Instant::now()))
-    {
-        if let Some((_, place)) = all.get_mut(i) {
-            *place = opened;
+    while let Ok((i, done)) = answers.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        if let Some(place) = all.get_mut(i) {
+            *place = Ok(done);
         }
     }
     all
+}
+
+/// Opens all legs, and looks at some of what they hold, also where something was written last. If one of them holds
+/// something else there, all are looked at widely, before any of them is served.
+fn open_legs(
+    opener: &Arc<Opener>,
+    legs: &[String],
+    time: Duration,
+    read_only: bool,
+    size: u64,
+    marks: &[Mark],
+) -> Vec<(String, Sampled)> {
+    let (opener, names, known) = (opener.clone(), legs.to_vec(), marks.to_vec());
+    let open = move |i: usize| -> Sampled {
+        let device = opener.open(names.get(i).map_or("", String::as_str))?;
+        // What a program that was killed left in a cache must be as durable as what is read from it.
+        if !read_only {
+            let flushed = device.flush();
+            flushed.map_err(|e| Fault::new(format!("it cannot be flushed: {e}"), "replace it"))?;
+        }
+        let size = size.min(device.size());
+        let samples = hearth_mirror::sample(&device, size, &known, false);
+        Ok((device, samples))
+    };
+    let opened = side_by_side(legs.len(), time, open).into_iter();
+    let mut opened: Vec<Sampled> = opened.map(|leg| leg.and_then(|leg| leg)).collect();
+    let unlike = |leg: &Sampled| {
+        let held = leg.as_ref().map(|(_, held)| held);
+        held.is_ok_and(|held| hearth_mirror::is_unlike(held, marks))
+    };
+    if opened.iter().any(unlike) {
+        let there = opened.iter();
+        let twins = there.map(|leg| leg.as_ref().ok().map(|(device, _)| device.twin()));
+        let (twins, known): (Vec<Option<Device>>, _) = (twins.collect(), marks.to_vec());
+        let look = move |i: usize| {
+            let device = twins.get(i).and_then(Option::as_ref);
+            device.map(|leg| hearth_mirror::sample(leg, size.min(leg.size()), &known, true))
+        };
+        let wide = side_by_side(legs.len(), time, look);
+        // Legs can only be compared where all were looked at.
+        if wide.iter().all(std::result::Result::is_ok) {
+            for (leg, wide) in opened.iter_mut().zip(wide) {
+                if let (Ok((_, held)), Ok(Some(wide))) = (leg, wide) {
+                    *held = wide;
+                }
+            }
+        }
+    }
+    legs.iter().cloned().zip(opened).collect()
 }
 
 /// What a mirror is opened with.
@@ -255,6 +285,9 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
     let opener = Arc::new(opener(record, parts.images));
     let names: Vec<String> = legs.iter().map(ToString::to_string).collect();
     let mut size = record.size;
+    let notes = stored(parts.state_dir, record);
+    let marks = record.mirror.as_ref().filter(|_| !parts.fresh);
+    let marks = marks.map_or_else(Vec::new, |m| hearth_mirror::marked(m, notes.as_ref(), size));
     // Of a new disk nothing is known that could be compared.
     let opened = open_legs(
         &opener,
@@ -262,6 +295,7 @@ pub(crate) fn open(legs: &[OriginSpec], record: &DiskRecord, parts: &Parts) -> R
         timeout.min(LEG_TIME),
         record.read_only,
         if parts.fresh { 0 } else { size },
+        &marks,
     );
     let mut samples = Vec::new();
     let apart = |(name, leg): (String, Sampled)| {
@@ -319,6 +353,13 @@ pub(crate) fn over(
     together(vec![leg], vec![Vec::new()], record.size, record, parts)
 }
 
+/// What the state directory says of a mirror, if there is something.
+fn stored(state_dir: &Path, record: &DiskRecord) -> Option<MirrorNotes> {
+    let path = notes_dir(state_dir).join(record.serial.to_string());
+    let bytes = std::fs::read(path).ok()?;
+    MirrorNotes::newest(&bytes, &record.serial)
+}
+
 /// Starts a mirror of legs that were opened.
 fn together(
     opened: Vec<(String, std::result::Result<Device, Fault>)>,
@@ -331,10 +372,7 @@ fn together(
     crate::rundir::make_private(&dir, 0o700)?;
     let path = dir.join(record.serial.to_string());
     let habits = habits::path(&dir, &record.serial);
-    let notes = match std::fs::read(&path) {
-        Ok(bytes) => MirrorNotes::newest(&bytes, &record.serial),
-        Err(_) => None,
-    };
+    let notes = stored(parts.state_dir, record);
     let stamps = record.mirror.clone().ok_or_else(|| {
         Error::refused(
             "nothing is known of the mirror's legs",
@@ -369,6 +407,10 @@ fn together(
         let kind = match e {
             hearth_mirror::OpenError::NoneCurrent(_) => Kind::Unavailable,
             hearth_mirror::OpenError::Changed(_) => Kind::Refused,
+            // One that is not there may be the one that holds it.
+            hearth_mirror::OpenError::RolledBack(_, ref missing) if missing.is_empty() => {
+                Kind::Refused
+            }
             _ => Kind::Unavailable,
         };
         Error::of(kind, e.fault())

@@ -14,6 +14,8 @@ use crate::wire::{array_at, crc_with_hole, put, u16_at, u32_at, u64_at};
 pub const LEGS_MAX: usize = 8;
 /// Most regions a mirror is divided into.
 pub const REGIONS_MAX: u64 = 131_072;
+/// Most places of which it is remembered what was written there last.
+pub const MARKS_MAX: usize = 48;
 /// Least bytes of a region.
 pub const REGION_MIN: u64 = 16 << 20;
 /// Bytes of the notes' file: two slots.
@@ -24,6 +26,7 @@ const SLOT: usize = 32 << 10;
 const BITS_AT: usize = 4096;
 const HEAD: usize = 16;
 const LEG: usize = 56;
+const MARK: usize = 12;
 const MAGIC: &[u8; 4] = b"HMIR";
 const VERSION: u16 = 1;
 const WHAT: &str = "mirror stamps";
@@ -63,6 +66,16 @@ pub struct LegStamp {
     pub left: (i64, u64),
 }
 
+/// What was written to a block of the mirror last, and so is on every leg that is current, unless the block is in a
+/// region where they may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The block's number.
+    pub block: u64,
+    /// The CRC32C of what was written.
+    pub sum: u32,
+}
+
 /// Which legs hold the disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MirrorStamps {
@@ -74,6 +87,8 @@ pub struct MirrorStamps {
     pub unknown: bool,
     /// The legs, in the order in which the origin names them.
     pub legs: Vec<LegStamp>,
+    /// The places written last, the newest first.
+    pub marks: Vec<Mark>,
 }
 
 impl MirrorStamps {
@@ -101,6 +116,8 @@ impl MirrorStamps {
         let fault =
             if self.legs.is_empty() || self.legs.len() > LEGS_MAX {
                 "it has no legs, or more than 8"
+            } else if self.marks.len() > MARKS_MAX {
+                "it has more than 48 places that were written last"
             } else if self.legs.iter().any(|l| l.generation > self.generation) {
                 "a leg is newer than its mirror"
             } else if self.legs.iter().any(|l| {
@@ -126,7 +143,8 @@ impl MirrorStamps {
         let mut out = vec![0; HEAD];
         put(&mut out, 0, &self.generation.to_le_bytes());
         let flags = u8::from(self.open) * OPEN + u8::from(self.unknown) * UNKNOWN;
-        put(&mut out, 8, &[flags, self.legs.len() as u8]);
+        let counts = [self.legs.len() as u8, self.marks.len() as u8];
+        put(&mut out, 8, &[flags, counts[0], counts[1]]);
         for leg in &self.legs {
             let at = out.len();
             out.resize(at + LEG, 0);
@@ -141,21 +159,26 @@ impl MirrorStamps {
             put(&mut out, at + 40, &leg.left.0.to_le_bytes());
             put(&mut out, at + 48, &leg.left.1.to_le_bytes());
         }
+        for mark in &self.marks {
+            out.extend(mark.block.to_le_bytes());
+            out.extend(mark.sum.to_le_bytes());
+        }
         Ok(out)
     }
 
     /// Reads them from exactly their bytes.
     pub fn decode(bytes: &[u8]) -> Result<MirrorStamps, FormatError> {
         let damaged = |why: &'static str| FormatError::damaged(WHAT, why);
-        let [flags, count] = array_at(bytes, 8);
-        if bytes.len() != HEAD + usize::from(count) * LEG {
+        let [flags, count, marks] = array_at(bytes, 8);
+        let marks_at = HEAD + usize::from(count) * LEG;
+        if bytes.len() != marks_at + usize::from(marks) * MARK {
             return Err(damaged("their length is not that of the legs"));
         }
         if flags & !(OPEN | UNKNOWN) != 0 {
             return Err(damaged("they have flags that this version does not know"));
         }
         let mut legs = Vec::new();
-        for leg in bytes.get(HEAD..).unwrap_or_default().chunks(LEG) {
+        for leg in bytes.get(HEAD..marks_at).unwrap_or_default().chunks(LEG) {
             let [state, flags] = array_at(leg, 32);
             let state = match state {
                 1 => LegState::Current,
@@ -175,11 +198,17 @@ impl MirrorStamps {
                 left: (u64_at(leg, 40) as i64, u64_at(leg, 48)),
             });
         }
+        let marks = bytes.get(marks_at..).unwrap_or_default().chunks(MARK);
+        let mark = |mark| Mark {
+            block: u64_at(mark, 0),
+            sum: u32_at(mark, 8),
+        };
         let stamps = MirrorStamps {
             generation: u64_at(bytes, 0),
             open: flags & OPEN != 0,
             unknown: flags & UNKNOWN != 0,
             legs,
+            marks: marks.map(mark).collect(),
         };
         stamps.check()?;
         Ok(stamps)
@@ -304,6 +333,14 @@ mod tests {
                 leg(2, 7, LegState::Behind, true, 32 << 20),
                 leg(3, 4, LegState::Out, false, 0),
             ],
+            marks: vec![mark(1 << 40), mark(7)],
+        }
+    }
+
+    fn mark(block: u64) -> Mark {
+        Mark {
+            block,
+            sum: 0x0102_0304,
         }
     }
 
@@ -328,6 +365,9 @@ mod tests {
         let mut newer = stamps();
         newer.legs[1].state = LegState::Current;
         assert!(newer.encode().is_err(), "a leg is current that is older");
+        let mut many = stamps();
+        many.marks = vec![mark(1); MARKS_MAX + 1];
+        assert!(many.encode().is_err(), "there is no room for so many");
     }
 
     #[test]
@@ -370,6 +410,7 @@ mod tests {
                         left: (0, 0),
                     })
                     .collect(),
+                marks: vec![mark(9); MARKS_MAX],
                 ..stamps()
             },
             ..notes(1)

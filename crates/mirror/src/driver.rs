@@ -7,16 +7,17 @@
 
 use crate::habits::{Habits, Wall};
 use crate::machine::{Action, Data, IoId, Machine, ReqId, What, Why};
+use crate::marks::{Marks, is_unlike, last_sum};
 use crate::mirror::{Book, LegOpener, Shared, leg_timeout, lock, nanoseconds};
 use crate::news::News;
 use crate::regions::Regions;
 use crate::sample::{Likeness, Sample, sample};
 use crate::scrub::{ScrubOrder, Scrubbing, compare, sums_of};
 use hearth_fault::Fault;
-use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps};
+use hearth_format::mirror::{LegState, Mark, MirrorNotes, MirrorStamps};
 use hearth_io::{
-    Buf, BufPool, BufSlice, Class, Device, IoDone, IoError, IoOp, Job, OpKind, Proactor, Target,
-    Targets, Wait, now_ns,
+    BLOCK, Buf, BufPool, BufSlice, Class, Device, IoDone, IoError, IoOp, Job, OpKind, Proactor,
+    Target, Targets, Wait, now_ns,
 };
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
@@ -122,6 +123,8 @@ pub(crate) fn keep_notes(
                 continue;
             }
         };
+        // What was written last is not worth a store of its own.
+        notes.stamps.marks.clone_from(&next.stamps.marks);
         let changed = next.stamps != notes.stamps;
         notes.sequence += 1;
         notes.stamps = next.stamps;
@@ -157,6 +160,8 @@ struct Leg {
     /// What was told of it last.
     told: LegState,
     repaired: Repaired,
+    /// What was written last before it went out.
+    marks: Vec<Mark>,
 }
 
 /// How long a leg that is out is left alone.
@@ -212,6 +217,7 @@ pub(crate) struct Rest {
     pub(crate) habits: Habits,
     pub(crate) wall: Wall,
     pub(crate) read_only: bool,
+    pub(crate) marks: Vec<Mark>,
 }
 
 /// What was repaired on a leg since it was told: ranges, bytes, and where the first one is.
@@ -242,6 +248,7 @@ pub(crate) struct Driver {
     wall: Wall,
     scrubbing: Scrubbing,
     read_only: bool,
+    marks: Marks,
     /// Sizes that hold when a note is durable, and who waits for that.
     growing: Vec<(u64, u64, Sender<u64>)>,
     /// How long a leg may take, if that was set since the mirror was opened.
@@ -259,6 +266,7 @@ impl Leg {
             next_ns: now_ns() + BACK.as_nanos() as u64,
             told: LegState::Out,
             repaired: Repaired::default(),
+            marks: Vec::new(),
         }
     }
 }
@@ -299,10 +307,12 @@ impl Driver {
             habits,
             wall,
             read_only,
+            marks,
         } = rest;
         let leg = |i| Leg::new(targets.get(Target::Origin(i as u16)).as_deref());
         let mut legs: Vec<Leg> = (0..legs).map(leg).collect();
         for (leg, now) in legs.iter_mut().zip(machine.report()) {
+            leg.marks.clone_from(&marks);
             // Only what changes is news, and that a leg is copied to.
             if now.state != LegState::Behind {
                 leg.told = now.state;
@@ -325,6 +335,7 @@ impl Driver {
             wall,
             scrubbing: Scrubbing::default(),
             read_only,
+            marks: Marks::new(&marks),
             growing: Vec::new(),
             limit: None,
         }
@@ -454,6 +465,15 @@ impl Driver {
             gather(&bufs, copy.bytes_mut());
             bufs = smallvec![copy];
         }
+        match what {
+            What::Write => self
+                .marks
+                .wrote(now, offset, len, last_sum(offset, len, &bufs)),
+            What::Zero { .. } => self
+                .marks
+                .wrote(now, offset, len, last_sum(offset, len, &[])),
+            What::Read | What::Flush => {}
+        }
         let req = self.next_req;
         self.next_req += 1;
         self.asked.insert(req, Asked { job, bufs });
@@ -495,6 +515,10 @@ impl Driver {
                         at += n;
                     }
                 }
+                let op = asked.job.op();
+                if let Some(op) = op.filter(|op| result.is_err() && op.kind != OpKind::Read) {
+                    self.marks.forget(op.offset, op.len);
+                }
                 asked.job.finish(result);
             }
             Action::Release(io) => {
@@ -504,9 +528,10 @@ impl Driver {
             }
             Action::Note {
                 seq,
-                stamps,
+                mut stamps,
                 touched,
             } => {
+                stamps.marks = self.machine.settled(self.marks.list());
                 let note = ToNote {
                     seq,
                     stamps,
@@ -528,6 +553,7 @@ impl Driver {
                 });
                 if let Some(leg) = self.legs.get_mut(leg) {
                     leg.next_ns = leg.back.went_out(now_ns());
+                    leg.marks = self.marks.list();
                 }
             }
             Action::Current { leg } => {
@@ -563,6 +589,7 @@ impl Driver {
                 offset,
                 len,
             } => {
+                self.marks.forget(offset, len);
                 let cache = lock(&self.shared.cache).clone();
                 if let Some((cache, (buf, _))) = cache.zip(self.reads.get(&read)) {
                     let held = buf.slice(from as usize, len as usize);
@@ -664,6 +691,7 @@ impl Driver {
             let (shared, opener) = (self.shared.clone(), self.opener.clone());
             let name = self.shared.leg_name(i);
             let noted = self.machine.left_as(i);
+            let marks = leg.marks.clone();
             let legs = self.machine.report();
             let current = legs
                 .iter()
@@ -673,7 +701,7 @@ impl Driver {
                 let opened = reopen(old, &*opener, &name, shared.size(), noted);
                 let opened = opened.map(|mut opened| {
                     if let Some(current) = current.filter(|_| !opened.changed) {
-                        let look = |device: &Device| sample(device, shared.size());
+                        let look = |device: &Device| sample(device, shared.size(), &marks, false);
                         opened.samples = (look(&opened.device), look(&current));
                     }
                     opened
@@ -702,14 +730,20 @@ impl Driver {
                     back: leg.back,
                     told: leg.told,
                     repaired: std::mem::take(&mut leg.repaired),
+                    marks: std::mem::take(&mut leg.marks),
                     ..Leg::new(Some(&opened.device))
                 };
                 let (mine, its) = &opened.samples;
                 let machine = &self.machine;
                 let like = Likeness::of(mine, its, |at| !machine.is_the_same(i, at));
+                let same = |mark: &&Mark| machine.is_the_same(i, mark.block * BLOCK);
+                let marks: Vec<Mark> = leg.marks.iter().filter(same).copied().collect();
                 let why = match (opened.changed, like.is_another()) {
                     (true, _) => Some("it may be another one, or somebody else has written it"),
                     (_, true) => Some("it does not hold what it held, and may be another one"),
+                    _ if is_unlike(mine, &marks) => {
+                        Some("it lacks what was written before it went out")
+                    }
                     _ => None,
                 };
                 if let Some(why) = why {

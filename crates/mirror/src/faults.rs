@@ -46,6 +46,10 @@ pub enum Fault {
     CheckKeepsCopies,
     /// What is undecided is written to a leg that cannot read its own.
     CheckGuesses,
+    /// What was written last is remembered before it is on all legs.
+    MarksEarly,
+    /// A leg that lacks what was written last is believed.
+    OldCopyBelieved,
 }
 
 impl Fault {
@@ -64,7 +68,7 @@ impl Fault {
 
 thread_local! {
     static BELIEVING: Cell<bool> = const { Cell::new(false) };
-    static TRUSTING: Cell<bool> = const { Cell::new(false) };
+    static FORCED: Cell<Option<Fault>> = const { Cell::new(None) };
 }
 
 /// Whether [`Fault::StaleBelieved`] is in force on this thread: it is asked before there is a machine.
@@ -72,13 +76,13 @@ pub fn believe(on: bool) {
     BELIEVING.set(on);
 }
 
-/// Whether [`Fault::CheckTrustsReads`] is in force on this thread: what is read is compared without a machine.
-pub fn trust(on: bool) {
-    TRUSTING.set(on);
+/// The fault in force on this thread, for rules that are asked without a machine.
+pub fn force(fault: Option<Fault>) {
+    FORCED.set(fault);
 }
 
-pub(crate) fn is_trusting() -> bool {
-    TRUSTING.get()
+pub(crate) fn is_forced(fault: Fault) -> bool {
+    FORCED.get() == Some(fault)
 }
 
 pub(crate) fn is_believing() -> bool {

@@ -17,6 +17,7 @@ pub mod regions;
 
 mod driver;
 mod locks;
+mod marks;
 mod mirror;
 mod news;
 mod sample;
@@ -27,7 +28,8 @@ mod sim;
 
 pub use habits::{Habits, ScrubState, Wall, host_time};
 pub use machine::{Action, Cached, Machine};
-pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed, leg_timeout};
+pub use marks::is_unlike;
+pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed, leg_timeout, marked};
 pub use news::{News, Witness};
 pub use regions::Regions;
 pub use sample::{Sample, sample};

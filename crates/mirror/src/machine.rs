@@ -229,6 +229,8 @@ pub struct Opening {
     pub touched: Option<Regions>,
     /// Which legs are there.
     pub present: Vec<bool>,
+    /// A leg that counts, and the regions where others differ from it though nothing was noted.
+    pub repair: Option<(usize, Regions)>,
     /// Bounds.
     pub limits: Limits,
 }
@@ -383,15 +385,24 @@ impl Machine {
             stamps,
             touched,
             present,
+            repair,
             limits,
         } = opening;
         let count = u32::try_from(size.div_ceil(region)).unwrap_or(u32::MAX);
         let known = touched.is_some();
-        let touched = match touched {
+        let mut touched = match touched {
             Some(touched) => touched,
             None if stamps.open => Regions::all(count),
             None => Regions::none(count),
         };
+        let mut uses: BTreeMap<u32, Use> = touched.iter().map(|r| (r, Use::known(known))).collect();
+        let (witness, differ) = match repair {
+            Some((leg, differ)) => (Some(leg), differ),
+            None => (None, Regions::none(count)),
+        };
+        for region in differ.iter().filter(|region| touched.insert(*region)) {
+            uses.insert(region, Use::known(false));
+        }
         let legs: Vec<Leg> = stamps
             .legs
             .iter()
@@ -408,7 +419,8 @@ impl Machine {
             promoted: None,
             generation: stamps.generation,
             open: stamps.open,
-            uses: touched.iter().map(|r| (r, Use::known(known))).collect(),
+            note_wanted: uses.values().any(|used| used.noted_by > 0),
+            uses,
             clock: 0,
             flushed: 0,
             locks: Locks::new(),
@@ -419,7 +431,6 @@ impl Machine {
             next: 1,
             next_note: 1,
             flying_note: None,
-            note_wanted: !known && !touched.is_empty(),
             durable: 0,
             retry_note_ns: 0,
             barrier: 0,
@@ -440,7 +451,7 @@ impl Machine {
         for (i, leg) in (0..).zip(&mut machine.legs) {
             leg.center = size / legs * i + size / legs / 2;
         }
-        machine.begin(&touched)?;
+        machine.begin(&touched, witness)?;
         Ok(machine)
     }
 

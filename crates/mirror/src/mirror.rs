@@ -3,16 +3,17 @@
 use crate::driver::{Driver, Inbox, Order, Rest, ToKeep, is_another, keep_notes, look, why_text};
 use crate::habits::{Habits, Wall};
 use crate::machine::{LegReport, Limits, Machine, Opening};
+use crate::marks::judge;
 use crate::news::{News, Witness};
 use crate::regions::Regions;
 use crate::sample::{Likeness, Sample, strangers};
 use crate::scrub::{Cache, ScrubOrder};
 use hearth_fault::Fault;
 use hearth_format::Uuid;
-use hearth_format::mirror::{LegState, MirrorNotes, MirrorStamps, region_bytes};
+use hearth_format::mirror::{LegState, Mark, MirrorNotes, MirrorStamps, region_bytes};
 use hearth_io::remote::LegStatus;
 use hearth_io::{
-    Device, Job, Link, ProactorError, Remote, Target, Targets, WakeHandle, now_ns, proactor,
+    BLOCK, Device, Job, Link, ProactorError, Remote, Target, Targets, WakeHandle, now_ns, proactor,
 };
 use std::any::Any;
 use std::fmt;
@@ -97,6 +98,8 @@ pub enum OpenError {
     NoneCurrent(Vec<(String, Fault)>),
     /// All legs that hold the disk were changed by somebody else.
     Changed(Vec<String>),
+    /// No leg that is there holds what was written last: what was found of each, and legs that are not there.
+    RolledBack(Vec<(String, String)>, Vec<String>),
     /// No I/O driver.
     Driver(ProactorError),
     /// No thread, or nothing to wake it with.
@@ -127,6 +130,22 @@ impl OpenError {
                 ),
                 "remove the disk with `hearth disk remove`, and add it again with the leg first that is right",
             ),
+            OpenError::RolledBack(found, missing) => {
+                let found: Vec<String> = (found.iter())
+                    .map(|(name, why)| format!("{name} ({why})"))
+                    .collect();
+                let found = found.join(", ");
+                let what = format!(
+                    "no leg of the mirror that is there holds what was written last: {found}"
+                );
+                match missing.is_empty() {
+                    true => Fault::new(
+                        what,
+                        "restore the newest state of a leg; or remove the disk with `hearth disk remove`, and add it again with the leg first that is right",
+                    ),
+                    false => Fault::new(what, format!("bring {} back", missing.join(" and "))),
+                }
+            }
             OpenError::Driver(e) => e.fault(),
             OpenError::Thread(e) => Fault::new(
                 format!("cannot start the threads of a mirror: {e}"),
@@ -214,12 +233,29 @@ pub fn believed(
     (notes.stamps, touched, sequence)
 }
 
+/// What was written last to a mirror, and so is on every leg that is current.
+pub fn marked(stamps: &MirrorStamps, notes: Option<&MirrorNotes>, size: u64) -> Vec<Mark> {
+    let (stamps, touched, _) = believed(stamps.clone(), notes.cloned(), size, region_bytes(size));
+    trusted(&stamps, touched.as_ref(), size)
+}
+
+/// The marks, unless the mirror may have been written since they were noted. They are never of regions that the same
+/// notes call touched.
+pub(crate) fn trusted(stamps: &MirrorStamps, touched: Option<&Regions>, size: u64) -> Vec<Mark> {
+    if touched.is_none() && stamps.open {
+        return Vec::new();
+    }
+    let marks = stamps.marks.iter();
+    let inside = marks.filter(|mark| mark.block < size / BLOCK);
+    inside.copied().collect()
+}
+
 /// A leg that is not as it was left.
 struct Changed {
     leg: usize,
     /// It is a device that says it is another one, and nothing else is known.
     hardware: bool,
-    why: &'static str,
+    why: String,
 }
 
 /// Legs that do not hold what they must hold: other disks, most likely.
@@ -252,7 +288,7 @@ fn replaced(
     let changed = |leg| Changed {
         leg,
         hardware: false,
-        why: "it does not hold what it held, and may be another one",
+        why: "it does not hold what it held, and may be another one".to_owned(),
     };
     found.into_iter().map(changed).collect()
 }
@@ -279,6 +315,7 @@ impl Mirror {
         // Which legs there are is the record's to say: one may have been added or removed after the notes.
         let members = stamps.legs.clone();
         let (stamps, touched, sequence) = believed(stamps, notes, size, region_bytes(size));
+        let marks = trusted(&stamps, touched.as_ref(), size);
         let mut stamps = stamps.with_legs(&members);
         let targets = Targets::new();
         let mut names = Vec::new();
@@ -309,8 +346,8 @@ impl Mirror {
                                 leg: i,
                                 hardware: device.is_device(),
                                 why: match device.is_device() {
-                                    true => "another device is in its place",
-                                    false => "somebody else has changed it since",
+                                    true => "another device is in its place".to_owned(),
+                                    false => "somebody else has changed it since".to_owned(),
                                 },
                             });
                         }
@@ -342,6 +379,33 @@ impl Mirror {
             // All devices are others: they are on another host, or behind another adapter. What they hold tells.
             changed.retain(|c| !c.hardware);
         }
+        let held = samples.iter().enumerate().filter(|(i, held)| {
+            let known = changed.iter().any(|c| c.leg == *i);
+            current(&stamps, *i) && !held.is_empty() && !known
+        });
+        let held: Vec<(usize, &[Sample])> = held.map(|(i, held)| (i, &held[..])).collect();
+        let skip = |at: u64| {
+            let region = (at / region_bytes(size)) as u32;
+            touched.as_ref().is_none_or(|touched| touched.has(region))
+        };
+        let verdict = judge(&held, &marks, skip).map_err(|old| {
+            let name = |leg: usize| names.get(leg).map_or_else(String::new, |(n, _)| n.clone());
+            let known = changed.iter().filter(|c| current(&stamps, c.leg));
+            let known = known.map(|c| (name(c.leg), c.why.clone()));
+            let found = old
+                .into_iter()
+                .map(|(leg, why)| (name(leg), why))
+                .chain(known);
+            let missing = (0..stamps.legs.len())
+                .filter(|i| current(&stamps, *i) && present.get(*i) != Some(&true));
+            OpenError::RolledBack(found.collect(), missing.map(name).collect())
+        })?;
+        let old = verdict.old.into_iter().map(|(leg, why)| Changed {
+            leg,
+            hardware: false,
+            why,
+        });
+        changed.extend(old);
         if let Some(touched) = &touched {
             let region = region_bytes(size);
             let skip = |offset: u64| touched.has((offset / region) as u32);
@@ -358,7 +422,7 @@ impl Mirror {
             if let Some((leg, _)) = names.get(found.leg) {
                 witness.tell(News::Changed {
                     leg: leg.clone(),
-                    why: found.why.to_owned(),
+                    why: found.why.clone(),
                 });
             }
             if let Some(stamp) = stamps.legs.get_mut(found.leg) {
@@ -368,12 +432,17 @@ impl Mirror {
             }
         }
         let region = region_bytes(size);
+        let mut lacking = Regions::none(u32::try_from(size.div_ceil(region)).unwrap_or(u32::MAX));
+        for at in verdict.lacking {
+            lacking.insert((at / region) as u32);
+        }
         let opening = Opening {
             size,
             region,
             stamps: stamps.clone(),
             touched: touched.clone(),
             present: present.clone(),
+            repair: verdict.witness.map(|leg| (leg, lacking)),
             limits: Limits {
                 leg_ns: nanoseconds(leg_timeout(timeout)),
                 ..Limits::default()
@@ -411,6 +480,7 @@ impl Mirror {
             habits,
             wall,
             read_only,
+            marks,
         };
         let (shared, ended) = start(parts)?;
         Ok(Mirror {
@@ -509,6 +579,7 @@ struct Parts {
     habits: Habits,
     wall: Wall,
     read_only: bool,
+    marks: Vec<Mark>,
 }
 
 /// Starts the two threads. The I/O driver belongs to the one that opens it.
@@ -529,6 +600,7 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
         habits,
         wall,
         read_only,
+        marks,
     } = parts;
     let work = move || {
         let io = match proactor::open(targets.clone(), None) {
@@ -559,6 +631,7 @@ fn start(parts: Parts) -> Result<Started, OpenError> {
             habits,
             wall,
             read_only,
+            marks,
         };
         Driver::new(shared, machine, io, rest).run();
         drop(ending);

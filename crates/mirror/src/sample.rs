@@ -4,6 +4,7 @@
 //! only what was written since. Few blocks are enough to tell another disk from the same one. A block here and there that is
 //! not the same says nothing of the disk: that is what a scrub is for.
 
+use hearth_format::mirror::Mark;
 use hearth_io::{BLOCK, Device, checksum::crc32c};
 
 /// Blocks at either end: where partition tables and file systems have their marks.
@@ -12,23 +13,35 @@ const EDGE: u64 = 16;
 const SPREAD: u64 = 64;
 /// So many blocks have to differ before neither of two legs that both hold something is believed.
 const CERTAIN: usize = 4;
+/// Blocks in between, and from each that was written last on, when one of those is not what was written.
+const WIDE_SPREAD: u64 = 512;
+const WIDE_BEHIND: u64 = 8;
 
 /// What a leg holds at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    offset: u64,
+    pub(crate) offset: u64,
     /// `None`: it cannot be read.
-    sum: Option<u32>,
-    zero: bool,
+    pub(crate) sum: Option<u32>,
+    pub(crate) zero: bool,
 }
 
-/// The places that are looked at on a disk of this size.
-fn places(size: u64) -> Vec<u64> {
+/// The places that are looked at on a disk of this size, and these blocks; if `widely`, many more, and what lies behind
+/// the blocks.
+fn places(size: u64, also: &[Mark], widely: bool) -> Vec<u64> {
     let blocks = size / BLOCK;
-    let spread = (1..=SPREAD).map(|i| blocks / (SPREAD + 1) * i);
+    let (spread, behind) = match widely {
+        true => (WIDE_SPREAD, WIDE_BEHIND),
+        false => (SPREAD, 1),
+    };
+    let also = also
+        .iter()
+        .flat_map(|mark| (0..behind).map(|i| mark.block.saturating_add(i)));
+    let spread = (1..=spread).map(move |i| blocks / (spread + 1) * i);
     let ends = (0..EDGE).flat_map(|i| [Some(i), blocks.checked_sub(i + 1)]);
     let mut places: Vec<u64> = spread
         .chain(ends.flatten())
+        .chain(also)
         .filter(|b| *b < blocks)
         .collect();
     places.sort_unstable();
@@ -36,8 +49,8 @@ fn places(size: u64) -> Vec<u64> {
     places.into_iter().map(|block| block * BLOCK).collect()
 }
 
-/// Looks at a leg. Blocks.
-pub fn sample(leg: &Device, size: u64) -> Vec<Sample> {
+/// Looks at a leg, also where something was marked; `widely` if there is doubt. Blocks.
+pub fn sample(leg: &Device, size: u64, marks: &[Mark], widely: bool) -> Vec<Sample> {
     let mut block = vec![0; BLOCK as usize];
     let look = |offset: u64| {
         let read = leg.read_at(offset, &mut block);
@@ -47,7 +60,7 @@ pub fn sample(leg: &Device, size: u64) -> Vec<Sample> {
             zero: block.iter().all(|b| *b == 0),
         }
     };
-    places(size).into_iter().map(look).collect()
+    places(size, marks, widely).into_iter().map(look).collect()
 }
 
 /// How two legs compare.
@@ -167,6 +180,7 @@ mod tests {
 
     #[test]
     fn places_are_on_the_disk() {
+        let places = |size| places(size, &[], false);
         assert!(places(0).is_empty() && places(4095).is_empty());
         assert_eq!(places(4096), [0]);
         for size in [10 * BLOCK, 1 << 20, (1 << 40) + 5 * BLOCK + 100] {
@@ -179,5 +193,10 @@ mod tests {
             assert!(places.contains(&0) && places.contains(&((size / BLOCK - 1) * BLOCK)));
             assert!(places.len() <= (SPREAD + 2 * EDGE) as usize);
         }
+        let marks = [1000, 1 << 40].map(|block| Mark { block, sum: 0 });
+        let near = super::places(1 << 30, &marks, false);
+        assert!(near.contains(&(1000 * BLOCK)) && near.iter().all(|at| *at < 1 << 30));
+        let wide = super::places(1 << 30, &marks, true);
+        assert!(wide.contains(&(1007 * BLOCK)) && wide.len() > 500);
     }
 }

@@ -4,12 +4,16 @@
 //! Every run is one seed, which a failure prints. Each [`Fault`] breaks one rule on purpose and must be found.
 
 mod judge;
+mod rollback;
 mod scrub;
 mod single;
 
 pub(crate) use crate::faults::Fault;
 use crate::machine::{Action, Cached, Data, IoId, Limits, Machine, Opening, ScrubEnd, What};
+use crate::marks::{Marks, judge};
+use crate::mirror::trusted;
 use crate::regions::Regions;
+use crate::sample::Sample;
 use hearth_format::Uuid;
 use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
 use hearth_io::IoError;
@@ -54,6 +58,17 @@ impl Dice {
 }
 
 type Version = u32;
+
+/// What is known of legs that are older copies of themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aged {
+    /// None is: none may be taken for one.
+    Never,
+    /// Some may be.
+    Perhaps,
+    /// Legs are made to lie otherwise: it is not asked.
+    Unasked,
+}
 
 /// Blocks of a disk that grows, before it does: not whole regions.
 const SMALL: usize = 28;
@@ -169,6 +184,9 @@ struct World {
     scrubbed: Option<ScrubEnd>,
     /// Of 100 comparisons, in so many something was damaged on its way from a leg.
     damage: u64,
+    /// What was written last; and whether what legs hold tells of older copies.
+    marks: Marks,
+    aged: Aged,
     /// The regions were lost with the last crash.
     forgot: bool,
     limits: Limits,
@@ -202,13 +220,14 @@ impl World {
             open: false,
             unknown: false,
             legs: (0..legs).map(stamp).collect(),
+            marks: Vec::new(),
         };
         let disk = Disk {
             durable: vec![0; BLOCKS],
             ..Disk::default()
         };
         crate::faults::believe(fault == Some(Fault::StaleBelieved));
-        crate::faults::trust(fault == Some(Fault::CheckTrustsReads));
+        crate::faults::force(fault);
         let blocks = if dice.chance(30) { SMALL } else { BLOCKS };
         let count = (blocks as u64 * BLOCK).div_ceil(REGION) as u32;
         let mut disks = vec![disk; legs];
@@ -247,6 +266,8 @@ impl World {
             known: vec![None; BLOCKS],
             scrubbed: None,
             damage: 0,
+            marks: Marks::default(),
+            aged: Aged::Never,
             forgot: false,
             limits: LIMITS,
             complete: false,
@@ -330,12 +351,14 @@ impl World {
             self.growing = None;
             self.forgot = touched.is_none();
             self.say(|| format!("open with {present:?}, regions {}", touched.is_some()));
+            let (stamps, repair) = self.judge_legs(touched.as_ref(), &present)?;
             let opening = Opening {
                 size: self.blocks as u64 * BLOCK,
                 region: REGION,
-                stamps: self.notes.0.clone(),
+                stamps,
                 touched,
                 present: present.clone(),
+                repair,
                 limits: self.limits,
             };
             match Machine::open(opening, self.now) {
@@ -351,6 +374,49 @@ impl World {
                 Err(_) => present.iter_mut().for_each(|p| *p = true),
             }
         }
+    }
+
+    /// What the legs hold where something was written last, before they are believed.
+    fn judge_legs(
+        &mut self,
+        touched: Option<&Regions>,
+        present: &[bool],
+    ) -> Result<(MirrorStamps, Option<(usize, Regions)>), String> {
+        let mut stamps = self.notes.0.clone();
+        let size = self.blocks as u64 * BLOCK;
+        let marks = trusted(&stamps, touched, size);
+        self.marks = Marks::new(&marks);
+        if self.aged == Aged::Unasked {
+            return Ok((stamps, None));
+        }
+        let sample = |(i, disk): (usize, &Disk)| {
+            let held = (0..self.blocks).map(|block| Sample {
+                offset: block as u64 * BLOCK,
+                sum: (!disk.rotten.contains(&block)).then(|| disk.at(block)),
+                zero: false,
+            });
+            (i, held.collect::<Vec<_>>())
+        };
+        let legs = self.disks.iter().enumerate().map(sample);
+        let there = |i: &usize| present[*i] && stamps.legs[*i].state == LegState::Current;
+        let held: Vec<(usize, Vec<Sample>)> = legs.filter(|(i, _)| there(i)).collect();
+        let held: Vec<(usize, &[Sample])> = held.iter().map(|(i, s)| (*i, &s[..])).collect();
+        let skip = |at: u64| touched.is_none_or(|t| t.has((at / REGION) as u32));
+        let verdict = judge(&held, &marks, skip);
+        self.say(|| format!("marks {marks:?}: {verdict:?}"));
+        let verdict = verdict.map_err(|old| format!("all legs are older copies: {old:?}"))?;
+        if self.aged == Aged::Never && verdict.witness.is_some() {
+            return Err(format!("a leg is taken for an older copy: {verdict:?}"));
+        }
+        for (leg, _) in &verdict.old {
+            let stamp = &mut stamps.legs[*leg];
+            (stamp.state, stamp.whole, stamp.copied) = (LegState::Behind, true, 0);
+        }
+        let mut lacking = Regions::none(size.div_ceil(REGION) as u32);
+        for at in verdict.lacking {
+            lacking.insert((at / REGION) as u32);
+        }
+        Ok((stamps, verdict.witness.map(|leg| (leg, lacking))))
     }
 
     fn act(&mut self) -> Result<(), String> {
@@ -411,6 +477,10 @@ impl World {
                 let data = data.map(|io| self.reads.get(&io).ok_or("released data"));
                 let data = data.transpose()?.cloned();
                 self.judge.answer(req, result.is_ok(), data.as_deref())?;
+                if let Some((first, body)) = self.bodies.get(&req).filter(|_| result.is_err()) {
+                    self.marks
+                        .forget(*first as u64 * BLOCK, body.len() as u64 * BLOCK);
+                }
                 self.bodies.remove(&req);
             }
             Action::Release(io) => {
@@ -421,6 +491,10 @@ impl World {
                 stamps,
                 touched,
             } => {
+                let mut stamps = stamps;
+                if let Some(machine) = &self.machine {
+                    stamps.marks = machine.settled(self.marks.list());
+                }
                 stamps.check().map_err(|e| e.to_string())?;
                 if self.noting.replace((seq, stamps, touched)).is_some() {
                     return Err("two notes at a time".to_owned());
@@ -534,6 +608,10 @@ impl World {
         let version = self.judge.ask(req, what, first, len);
         self.say(|| format!("asked {req}: {what:?} {first}+{len} as {version}"));
         self.bodies.insert(req, (first, vec![version; len]));
+        if !matches!(what, What::Read | What::Flush) {
+            let (offset, len) = (first as u64 * BLOCK, len as u64 * BLOCK);
+            self.marks.wrote(self.now, offset, len, Some(version));
+        }
         if let Some(machine) = &mut self.machine {
             let (offset, len) = (first as u64 * BLOCK, len as u64 * BLOCK);
             machine.request(self.now, req, what, offset, len);
@@ -781,9 +859,11 @@ fn a_flush_of_before_says_nothing_of_a_leg_that_came_back_changed() {
             open: true,
             unknown: false,
             legs: (1..4).map(stamp).collect(),
+            marks: Vec::new(),
         },
         touched: Some(touched),
         present: vec![true; 3],
+        repair: None,
         limits: LIMITS,
     };
     let mut machine = Machine::open(opening, 1).expect("all are there");

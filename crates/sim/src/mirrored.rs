@@ -220,6 +220,7 @@ impl Mirrored {
                 open: false,
                 unknown: false,
                 legs: Vec::new(),
+                marks: Vec::new(),
             },
             notes: None,
             sequence: 0,
@@ -360,6 +361,7 @@ impl Mirrored {
             stamps,
             touched,
             present,
+            repair: None,
             limits: self.limits,
         };
         #[cfg(feature = "mutations")]

@@ -1,7 +1,7 @@
 //! What is written is read back; what is altered is refused; nothing panics.
 
 use hearth_format::disk::OriginIdentity;
-use hearth_format::mirror::{LegStamp, LegState, MirrorStamps};
+use hearth_format::mirror::{LegStamp, LegState, Mark, MirrorStamps};
 use hearth_format::{
     BATCH_ENTRIES_MAX, BatchHeader, BatchMark, CacheMode, CheckpointHeader, DeviceEntry,
     DiskRecord, Entry, Extent, FormatError, Home, Kind, Layout, MapHeader, OnStart, PoolState,
@@ -64,6 +64,7 @@ fn mirror(serial: [u8; 16], generation: u64) -> MirrorStamps {
             leg(serial, generation, LegState::Current),
             leg(other, generation - 1, LegState::Out),
         ],
+        marks: vec![Mark { block: 8, sum: 9 }],
     }
 }
 

@@ -62,13 +62,19 @@ impl Leg {
 
 impl Machine {
     /// What the notes say, and what is there, decides which leg is believed.
-    pub(super) fn begin(&mut self, touched: &Regions) -> Result<(), NoneCurrent> {
+    pub(super) fn begin(
+        &mut self,
+        touched: &Regions,
+        witness: Option<usize>,
+    ) -> Result<(), NoneCurrent> {
         let current = |leg: &Leg| leg.is_current();
         #[cfg(any(test, feature = "faults"))]
         let believed = |leg: &Leg| current(leg) || crate::faults::is_believing();
         #[cfg(not(any(test, feature = "faults")))]
         let believed = current;
-        let Some(chosen) = self.legs.iter().position(|l| l.present && believed(l)) else {
+        let fit = |leg: &Leg| leg.present && believed(leg);
+        let witness = witness.filter(|i| self.legs.get(*i).is_some_and(fit));
+        let Some(chosen) = witness.or_else(|| self.legs.iter().position(fit)) else {
             let missing = self.legs.iter().filter(|l| current(l));
             return Err(NoneCurrent {
                 missing: missing.map(|l| l.stamp.id).collect(),

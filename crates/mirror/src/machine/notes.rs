@@ -2,8 +2,8 @@
 
 use super::{Action, Leg, Machine, Owner, Use};
 use crate::regions::Regions;
-use hearth_format::mirror::{LegState, MirrorStamps};
-use hearth_io::IoError;
+use hearth_format::mirror::{LegState, Mark, MirrorStamps};
+use hearth_io::{BLOCK, IoError};
 
 impl Machine {
     /// Marks what a write is about to touch; the note that has to be durable first.
@@ -76,6 +76,7 @@ impl Machine {
             open: self.open,
             unknown: false,
             legs: legs.collect(),
+            marks: Vec::new(),
         }
     }
 
@@ -96,6 +97,20 @@ impl Machine {
         let region = (offset / self.region) as u32;
         let known = |l: &Leg| !l.stamp.whole || offset < l.stamp.copied;
         !self.uses.contains_key(&region) && self.legs.get(leg).is_some_and(known)
+    }
+
+    /// Those of these marks that every leg has durably which is current: not what was asked for since.
+    pub fn settled(&self, mut marks: Vec<Mark>) -> Vec<Mark> {
+        #[cfg(any(test, feature = "faults"))]
+        if self.is_broken(crate::faults::Fault::MarksEarly) {
+            return marks;
+        }
+        marks.retain(|mark| {
+            let at = mark.block.saturating_mul(BLOCK);
+            let touched = self.uses.contains_key(&((at / self.region) as u32));
+            !touched && !self.is_being_changed(at, BLOCK)
+        });
+        marks
     }
 
     /// Where the legs may differ.

@@ -58,6 +58,15 @@ impl Machine {
         }
     }
 
+    /// A change of this range was asked for and is not answered; it may wait for its turn.
+    pub(super) fn is_being_changed(&self, offset: u64, len: u64) -> bool {
+        let changes = |r: &Request| {
+            let overlaps = r.offset < offset + len && offset < r.offset + r.len;
+            overlaps && !matches!(r.what, What::Read | What::Flush)
+        };
+        self.requests.values().any(changes)
+    }
+
     pub(super) fn lock(&mut self, offset: u64, len: u64, owner: Owner) -> bool {
         #[cfg(any(test, feature = "faults"))]
         if self.is_broken(crate::faults::Fault::CopyUnlocked) && matches!(owner, Owner::Copy(_))
@@ -427,9 +436,11 @@ mod tests {
                 open: false,
                 unknown: false,
                 legs: vec![stamp(1), stamp(2)],
+                marks: Vec::new(),
             },
             touched: None,
             present: vec![true, true],
+            repair: None,
             limits: Limits::default(),
         };
         let mut machine = Machine::open(opening, 0).unwrap();

@@ -118,6 +118,7 @@ impl Scrubber {
         let mut world = World::new(seed, fault);
         // Legs that go and come are tried elsewhere: here they would take along what was right.
         world.complete = true;
+        world.aged = Aged::Unasked;
         world.limits.leg_ns = u64::MAX / 2;
         world.blocks = BLOCKS;
         world.open()?;

@@ -135,6 +135,7 @@ impl World {
                     left: (0, 0),
                 })
                 .to_vec(),
+            marks: Vec::new(),
         };
         let (now_ms, look) = (self.calendar.now_ms.clone(), self.calendar.look.clone());
         let opened = self.legs.iter();

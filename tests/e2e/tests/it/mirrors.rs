@@ -3,6 +3,7 @@
 
 mod becoming;
 mod places;
+mod rollback;
 mod scrubs;
 
 use anyhow::{Context, Result, ensure};

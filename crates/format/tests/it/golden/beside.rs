@@ -45,6 +45,7 @@ fn a_mirrors_stamps_and_notes() {
             leg(0x22, 7, LegState::Behind, true, 32 << 20, (0, 0)),
             leg(0x33, 4, LegState::Out, false, 0, (-1, 7)),
         ],
+        marks: Vec::new(),
     };
     let stamped = hex(&MIRROR_STAMPS.concat());
     assert_eq!(stamps.encode().unwrap(), stamped);
