@@ -93,6 +93,7 @@ fn options(
             nbd_memory: args.nbd_memory.map(|s| s.0),
             // `run` puts it below the run directory.
             images: std::path::PathBuf::new(),
+            handed_over: false,
             degraded: None,
             backing_dirs: args
                 .backing_dir

@@ -100,12 +100,11 @@ impl Subject<'_> {
     pub fn thorough(self, end: Instant, mut go_on: impl FnMut(usize, usize) -> bool) -> Compared {
         let late = Instant::now() + RECENT_TIME;
         let mut needed = true;
-        let found = self.sample(RECENT_MAX, &mut |found, all| {
+        self.sample(RECENT_MAX, &mut |found, all| {
             needed &= found.equal < all.min(RECENT_MAX);
             let in_time = Instant::now() < if needed { late } else { end };
             in_time && go_on(found.equal, all)
-        });
-        found
+        })
     }
 
     /// Compares all clean blocks, if that takes no longer than [`ALL_TIME`].

@@ -149,8 +149,8 @@ impl Engine {
         let mut found: Sample = Vec::new();
         let (mut all, mut from, mut sparse) = (0, 0, 0u32);
         let chosen = |block: u64, sparse: u32| {
-            let mixed = (block / STRETCH ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            (mixed ^ mixed >> 32).trailing_zeros() >= sparse
+            let mixed = ((block / STRETCH) ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            (mixed ^ (mixed >> 32)).trailing_zeros() >= sparse
         };
         loop {
             let core = self.core();

@@ -78,16 +78,19 @@ impl Daemon {
     /// The drive a disk lies on, or what else is slow as one.
     fn drive_of(&self, id: DiskId) -> Spot {
         let grounds = lock(&self.grounds);
-        let devices = grounds.of(id).into_iter().flat_map(|place| place.parts());
-        let lowest = devices.filter_map(|part| match part.node {
-            Node::Device(rdev) => Some(rdev),
-            Node::File { .. } => None,
-        });
-        let lowest = lowest.last();
+        let parts = grounds.of(id).map(|place| place.parts());
+        let lowest = parts
+            .unwrap_or_default()
+            .iter()
+            .rev()
+            .find_map(|part| match part.node {
+                Node::Device(rdev) => Some(rdev),
+                Node::File { .. } => None,
+            });
         drop(grounds);
         let origin = || self.seen.record(id).map(|record| record.origin.clone());
         match lowest {
-            Some(rdev) => Spot::new(format!("block device {}:{}", rdev >> 8, rdev & 0xff)),
+            Some(rdev) => Spot::new(format!("block device {rdev:#x}")),
             None => spot::of(&origin().unwrap_or_default()),
         }
     }
