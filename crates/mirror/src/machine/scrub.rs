@@ -63,6 +63,33 @@ pub enum Finding {
     Undecided(Difference),
 }
 
+impl Finding {
+    /// What it says, and the legs that could be read.
+    fn difference(&self) -> (Difference, Vec<usize>) {
+        match self {
+            Finding::Undecided(difference) => {
+                let legs = difference.legs.iter().map(|(leg, _)| *leg);
+                (difference.clone(), legs.collect())
+            }
+            Finding::Right {
+                offset,
+                len,
+                leg,
+                sum,
+                wrong,
+            } => {
+                let difference = Difference {
+                    offset: *offset,
+                    len: *len,
+                    legs: vec![(*leg, *sum)],
+                    cached: false,
+                };
+                (difference, [&wrong[..], &[*leg]].concat())
+            }
+        }
+    }
+}
+
 /// What a leg holds in a block: legs of the same class hold the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
@@ -173,6 +200,9 @@ pub(super) struct Scrub {
     todo: Vec<(u64, u64)>,
     /// Up to here it is looked block by block: something could not be read.
     fine: u64,
+    /// What looks have found up to there, or at the place that is looked at, and the legs that could be read then. One of
+    /// them that cannot be read any more may be the one that is right.
+    differed: Vec<(Difference, Vec<usize>)>,
     prefer: Option<usize>,
     /// What is found wrong is written.
     repair: bool,
@@ -245,6 +275,7 @@ impl Machine {
         self.scrub = Some(Scrub {
             todo,
             fine: 0,
+            differed: Vec::new(),
             prefer,
             repair,
             called_off: false,
@@ -496,11 +527,15 @@ impl Machine {
             return;
         };
         if !agrees && check.looks < LOOKS_MAX {
+            let differs: Vec<_> = seen.findings.iter().map(Finding::difference).collect();
             check.seen = Some(seen);
             check.failed.clear();
             let old = std::mem::take(&mut check.reads);
             let release = |(_, io): &(usize, IoId)| Action::Release(*io);
             self.actions.extend(old.iter().map(release));
+            if let Some(scrub) = &mut self.scrub {
+                scrub.differed.extend(differs);
+            }
             return self.check_has_range(id);
         }
         let (offset, len) = (check.offset, check.len);
@@ -546,6 +581,29 @@ impl Machine {
                 Finding::Undecided(difference) => {
                     good = good.filter(|_| guesses);
                     undecided.push(difference);
+                }
+            }
+        }
+        if !failed.is_empty() && !guesses {
+            // It cannot be read any more, and held something else when it could.
+            let here = |(d, legs): &&(Difference, Vec<usize>)| {
+                let overlaps = d.offset < offset + len && offset < d.offset + d.len;
+                overlaps && legs.iter().any(|leg| failed.contains(leg))
+            };
+            let differed = self
+                .scrub
+                .as_ref()
+                .and_then(|s| s.differed.iter().rfind(here));
+            if let Some((difference, _)) = differed {
+                good = None;
+                plan.clear();
+                settled.clear();
+                if undecided.is_empty() {
+                    undecided.push(Difference {
+                        offset,
+                        len,
+                        ..difference.clone()
+                    });
                 }
             }
         }
@@ -627,6 +685,9 @@ impl Machine {
             *from = done;
         }
         report.at = done;
+        if done >= scrub.fine {
+            scrub.differed.clear();
+        }
         #[cfg(any(test, feature = "faults"))]
         let settled = match self.is_broken(crate::faults::Fault::CheckKeepsCopies) {
             true => Vec::new(),
