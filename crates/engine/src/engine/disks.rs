@@ -443,6 +443,13 @@ fn close_void_heads(core: &mut Core, id: DiskId, mode: Mode) {
     }
     let d = core.known_mut(id);
     (d.heads_void, d.apart) = (false, false);
+    // Its intents do not count any more. What is cached from here on has none that says whether the origin was flushed,
+    // and regions that are being written need new records; these stand before all that is cached.
+    d.origin.sync.unguard();
+    let regions: Vec<u32> = d.origin.intents.regions().collect();
+    for region in regions {
+        core.record_intent(id, region);
+    }
 }
 
 /// Puts a disk into the engine.
