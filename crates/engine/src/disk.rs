@@ -137,7 +137,7 @@ pub(crate) struct Disk {
     /// It is off, and what the heads say of it may not count: they are closed before it is cached again.
     pub heads_void: bool,
     /// It is off, and it is stored outside the log that nothing flash has of it counts.
-    pub apart: bool,
+    pub log_free: bool,
     /// Clock hand for evicting this disk's own blocks when it is over its maximum.
     pub own_hand: u32,
     pub cached: u64,
@@ -257,7 +257,7 @@ impl Disk {
             drain: false,
             void: None,
             heads_void: false,
-            apart: false,
+            log_free: false,
             own_hand: 0,
             cached: 0,
             in_flight: 0,
@@ -432,8 +432,8 @@ impl Disk {
     }
 
     /// It takes no step that waits for the log.
-    pub fn is_apart(&self) -> bool {
-        self.apart && self.cfg.mode == Mode::Off && self.cached == 0
+    pub fn is_log_free(&self) -> bool {
+        self.log_free && self.cfg.mode == Mode::Off && self.cached == 0
     }
 
     /// What reaches its origin keeps the order of flushes.

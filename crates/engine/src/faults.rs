@@ -87,7 +87,7 @@ pub enum Fault {
     KeepRacedPrefetch,
     /// Do not look for something to destage behind a lost block.
     WaitBehindLost,
-    /// Use flash on, however much of it is not what was written there.
+    /// Keep using flash that does not hold what was written to it.
     KeepUseless,
     /// Cache a disk again that was off without closing the heads whose records of it do not count.
     OffReturnsInHead,

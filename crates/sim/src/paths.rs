@@ -85,7 +85,7 @@ events! {
     OldCameInstead: "a flash device that was replaced is there, and the new one is not",
     OtherTurn: "after a flash device was lost, or replaced, the trouble is another one's",
     Erased: "flash is erased under the pool",
-    SetApart: "a disk that is off is voided where it is known which disks there are",
+    LogFree: "a disk that is off is voided where it is known which disks there are",
     NotKnownWhole: "a disk that was not known to be whole goes with its flash",
 }
 

@@ -398,12 +398,12 @@ impl Subject for RealSubject {
     fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), String> {
         self.engine.set_mode(id, mode).map_err(text)
     }
-    fn apart_seq(&self, id: DiskId) -> Option<u64> {
-        let may = self.engine.may_be_apart(id);
-        may.then(|| self.engine.apart_seq(id).ok()).flatten()
+    fn log_free_seq(&self, id: DiskId) -> Option<u64> {
+        let may = self.engine.can_be_log_free(id);
+        may.then(|| self.engine.log_free_seq(id).ok()).flatten()
     }
-    fn set_apart(&self, id: DiskId, seq: u64, now_ns: u64, effects: &mut Effects) {
-        self.engine.set_apart(id, seq, now_ns, effects);
+    fn set_log_free(&self, id: DiskId, seq: u64, now_ns: u64, effects: &mut Effects) {
+        self.engine.set_log_free(id, seq, now_ns, effects);
     }
     fn set_limits(&self, id: DiskId, min: u64, max: u64) -> Result<(), String> {
         self.engine.set_limits(id, min, max).map_err(text)

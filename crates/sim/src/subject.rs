@@ -100,11 +100,11 @@ pub trait Subject {
     /// Changes the cache mode.
     fn set_mode(&self, id: DiskId, mode: Mode) -> Result<(), String>;
     /// The number below which records of a disk that is off and clean may be void. `None`: not now.
-    fn apart_seq(&self, _id: DiskId) -> Option<u64> {
+    fn log_free_seq(&self, _id: DiskId) -> Option<u64> {
         None
     }
     /// That is stored: the disk takes no step that waits for the log.
-    fn set_apart(&self, _id: DiskId, _seq: u64, _now_ns: u64, _effects: &mut Effects) {}
+    fn set_log_free(&self, _id: DiskId, _seq: u64, _now_ns: u64, _effects: &mut Effects) {}
     /// Changes the limits, in bytes of flash.
     fn set_limits(&self, id: DiskId, min: u64, max: u64) -> Result<(), String>;
     /// Tells of a grown origin. False: busy, try again.

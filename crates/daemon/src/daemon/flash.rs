@@ -488,7 +488,7 @@ impl Daemon {
             drop(state);
             self.settle_left_disks();
         } else {
-            self.set_disks_apart();
+            self.free_off_disks_from_log();
         }
     }
 
@@ -668,13 +668,13 @@ impl Daemon {
 
     /// Voids the records of disks that are off and clean: from then on they take no step that waits for the log, not
     /// even for one that cannot go on. Where flash does not take the registry, the state directory has it.
-    fn set_disks_apart(&self) {
+    fn free_off_disks_from_log(&self) {
         let off = |(id, slot): (DiskId, &super::Slot)| {
-            (slot.device.is_some() && self.engine.may_be_apart(id)).then_some(id)
+            (slot.device.is_some() && self.engine.can_be_log_free(id)).then_some(id)
         };
         let ids: Vec<DiskId> = self.disks.lock().all().filter_map(off).collect();
         for id in ids {
-            let Ok(seq) = self.engine.apart_seq(id) else {
+            let Ok(seq) = self.engine.log_free_seq(id) else {
                 continue;
             };
             let stored = lock(&self.pool).change(|registry| {
@@ -685,7 +685,7 @@ impl Daemon {
             });
             let engine = self.engine.clone();
             let told = stored.map(|()| {
-                let job = move |now: u64, fx: &mut Effects| engine.set_apart(id, seq, now, fx);
+                let job = move |now: u64, fx: &mut Effects| engine.set_log_free(id, seq, now, fx);
                 self.reactors.run(job)
             });
             // Tried again in the next round; until then the disk's writes may wait for the log.

@@ -86,7 +86,7 @@ impl Engine {
             d.attached = true;
             d.held = false;
             d.fenced = false;
-            d.apart = false;
+            d.log_free = false;
         });
         core.set_order(id);
         let d = core.disk_mut(id).ok_or(ControlError::NoDisk)?;
@@ -170,9 +170,9 @@ impl Engine {
     }
 
     /// The segment number below which records of a disk may be void that is off and clean, whether or not requests of
-    /// it are under way. Once that is stored, [`set_apart`](Self::set_apart) says so. `Dirty`: something has to be
+    /// it are under way. Once that is stored, [`set_log_free`](Self::set_log_free) says so. `Dirty`: something has to be
     /// written back first.
-    pub fn apart_seq(&self, id: DiskId) -> Result<u64, ControlError> {
+    pub fn log_free_seq(&self, id: DiskId) -> Result<u64, ControlError> {
         let mut core = self.core();
         let d = core.disk(id).ok_or(ControlError::NoDisk)?;
         if d.cfg.mode != Mode::Off || !d.has_origin() || d.is_dirty() {
@@ -197,7 +197,7 @@ impl Engine {
 
     /// It is stored that nothing counts which flash has of a disk that is off, below this segment number: drops its
     /// copies. From here on it never waits for the log.
-    pub fn set_apart(&self, id: DiskId, seq: u64, now_ns: u64, fx: &mut Effects) {
+    pub fn set_log_free(&self, id: DiskId, seq: u64, now_ns: u64, fx: &mut Effects) {
         let mut core = self.core();
         // It may have been cached again meanwhile.
         if core
@@ -211,7 +211,7 @@ impl Engine {
         core.flash.forget_disk(id, seq);
         core.publish(id);
         let d = core.known_mut(id);
-        d.apart = true;
+        d.log_free = true;
         let regions: Vec<u32> = d.origin.intents.regions().collect();
         for region in regions {
             core.wake_intent(id, region, now_ns, fx);
@@ -220,11 +220,11 @@ impl Engine {
         core.settle(now_ns, fx);
     }
 
-    /// Is a disk off, and could it be [set apart](Self::set_apart)?
-    pub fn may_be_apart(&self, id: DiskId) -> bool {
+    /// Is a disk off, and could it be [freed from the log](Self::set_log_free)?
+    pub fn can_be_log_free(&self, id: DiskId) -> bool {
         let core = self.core();
         let d = core.disk(id);
-        d.is_some_and(|d| d.cfg.mode == Mode::Off && d.has_origin() && !d.apart)
+        d.is_some_and(|d| d.cfg.mode == Mode::Off && d.has_origin() && !d.log_free)
     }
 
     /// A crash has left nothing of a scratch disk: what nobody has written since cannot be read, until all of it is
@@ -442,7 +442,7 @@ fn close_void_heads(core: &mut Core, id: DiskId, mode: Mode) {
         core.flash.roll();
     }
     let d = core.known_mut(id);
-    (d.heads_void, d.apart) = (false, false);
+    (d.heads_void, d.log_free) = (false, false);
     // Its intents do not count any more. What is cached from here on has none that says whether the origin was flushed,
     // and regions that are being written need new records; these stand before all that is cached.
     d.origin.sync.unguard();

@@ -501,7 +501,7 @@ impl Core {
     /// Nothing of the disk is on flash, nor on its way there, nor can a crash bring anything back:
     /// nothing can become stale.
     pub fn leaves_flash_alone(&self, disk: DiskId) -> bool {
-        if self.disk(disk).is_some_and(Disk::is_apart) {
+        if self.disk(disk).is_some_and(Disk::is_log_free) {
             return true;
         }
         let Some(d) = self.disk(disk).filter(|d| d.is_off_without_copies()) else {
@@ -763,7 +763,7 @@ impl Core {
         if in_order
             && !dirty
             && (d.cleaned_ord <= durable
-                || d.is_apart()
+                || d.is_log_free()
                 || faults.has(Fault::WritePastUndurablyClean))
         {
             return true;

@@ -34,13 +34,13 @@ impl World<'_> {
     }
 
     /// A disk that is off and clean is voided in the registry, and the engine is told, unless the daemon dies in between.
-    fn set_apart(&mut self, index: usize) -> Outcome {
+    fn set_log_free(&mut self, index: usize) -> Outcome {
         let id = self.disks[index].config.id;
-        let Some(seq) = self.subject()?.apart_seq(id) else {
+        let Some(seq) = self.subject()?.log_free_seq(id) else {
             return Ok(());
         };
-        trace!(self, "disk {id} is apart below {seq}");
-        self.paths.note(Event::SetApart);
+        trace!(self, "disk {id} is free of the log below {seq}");
+        self.paths.note(Event::LogFree);
         let known = self.known.iter_mut().find(|k| k.id == id);
         known
             .into_iter()
@@ -51,7 +51,7 @@ impl World<'_> {
             return Ok(());
         }
         let (now, mut effects) = (self.clock.now(), std::mem::take(&mut self.effects));
-        self.subject()?.set_apart(id, seq, now, &mut effects);
+        self.subject()?.set_log_free(id, seq, now, &mut effects);
         self.effects = effects;
         self.handle_effects()
     }
@@ -60,7 +60,7 @@ impl World<'_> {
     pub(super) fn change(&mut self) -> Outcome {
         for index in 0..self.disks.len() {
             if self.disks[index].attached() {
-                self.set_apart(index)?;
+                self.set_log_free(index)?;
             }
         }
         let index = self.rng.below(self.disks.len() as u64) as usize;
