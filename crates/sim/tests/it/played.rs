@@ -430,6 +430,8 @@ pub fn flood(
         });
     }
     live.rest(limit_ns);
+    let fault = live.engine.pool_stats().flash_fault;
+    assert_eq!(fault, None, "sound flash was given up");
     Flood {
         freed: live.engine.pool_stats().counters.segments_freed - before.0,
         flash: (live.flash_written - before.1) / BLOCK,
