@@ -94,7 +94,11 @@ impl Core {
         }
         self.reqs.next_turn += 1;
         let turn = self.reqs.next_turn;
-        self.reqs[id].write_mut().step = Step::WaitsForRange { behind, turn };
+        // It ends as it began, whatever mode the disk gets meanwhile: that it may become dirty was noted for those
+        // alone that came to be written back.
+        let through = !self.known(disk).writes_to_flash();
+        let write = self.reqs[id].write_mut();
+        (write.step, write.through) = (Step::WaitsForRange { behind, turn }, through);
         let d = self.known_mut(disk);
         d.lock_queue.insert(span);
     }
@@ -165,10 +169,12 @@ impl Core {
         let (disk, offset, len) = (r.disk, r.offset, r.len);
         let d = self.known(disk);
         let zeros = !matches!(self.reqs[id].op, ReqOp::Write { .. });
-        let past = zeros && d.order.is_some();
+        let came_through = self.reqs[id].write().through;
+        let past = (zeros || came_through) && d.order.is_some();
         // What one device alone would have is in the origin first, unless that would break its order.
         let single = self.flash.is_single() && d.has_origin() && d.order.is_none();
-        let through = !self.flash.takes_writes() || !d.writes_to_flash() || past || single;
+        let through =
+            !self.flash.takes_writes() || !d.writes_to_flash() || came_through || past || single;
         let (size, align) = (d.cfg.size, u64::from(d.cfg.origin_align).clamp(1, 4096));
         self.reqs[id].write_mut().through = through;
         if self.reqs[id].keeps {
