@@ -290,16 +290,13 @@ pub enum Fault {
     AttachVerifies,
     /// Do not log that clean copies which differ from the origin are void.
     DropUnrecorded,
-    /// Call clean copies dropped before that is durable.
-    DropUndurable,
 }
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 98] = [
+    pub const BY_WORLDS: [Fault; 97] = [
         Fault::ServeUnverified,
         Fault::AttachVerifies,
-        Fault::DropUndurable,
         Fault::DropUnrecorded,
         Fault::KeepUseless,
         Fault::OffReturnsInHead,

@@ -170,10 +170,7 @@ fn profile(fault: Fault) -> &'static str {
     match fault {
         // A log is starved so rarely that only the profile made for it will do.
         Fault::StarveForever => "full",
-        Fault::ServeUnverified
-        | Fault::AttachVerifies
-        | Fault::DropUnrecorded
-        | Fault::DropUndurable => "changed-origins",
+        Fault::ServeUnverified | Fault::AttachVerifies | Fault::DropUnrecorded => "changed-origins",
         Fault::EvictDirty | Fault::ZeroKeepsCopies | Fault::WriteKeepsZeros => "calm",
         Fault::ForgetInHead
         | Fault::WritePastDirty

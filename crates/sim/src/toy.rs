@@ -129,7 +129,15 @@ impl Toy {
             class: Class::Foreground,
         };
         if let Some(buf) = &request.buf {
-            let sub = buf.sub((request.offset % 4096) as usize, request.len as usize);
+            if kind == OpKind::Read {
+                // Whole blocks: a mirror that copies what was read from one leg to another would tear a block.
+                let end = (request.offset + request.len)
+                    .next_multiple_of(4096)
+                    .min(size);
+                op.offset -= request.offset % 4096;
+                op.len = end - op.offset;
+            }
+            let sub = buf.sub((op.offset % 4096) as usize, op.len as usize);
             op.bufs.push(sub);
             if self.flaw == Flaw::WrongBlock
                 && rare

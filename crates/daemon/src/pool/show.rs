@@ -31,7 +31,11 @@ impl Pool {
                 path: path.display().to_string(),
                 uuid: entry.map_or(superblock.device, |e| e.device).to_string(),
                 model: model(&path),
-                device: hearth_io::identity::identity(&path),
+                // Other paths may lie on a mount that hangs.
+                device: path
+                    .starts_with("/dev")
+                    .then(|| hearth_io::identity::identity(&path))
+                    .flatten(),
                 state: "in-use".to_owned(),
                 bytes: of_flash(entry.map_or_else(|| self.media().size(), |e| e.bytes())),
                 capacity: of_flash(u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK),

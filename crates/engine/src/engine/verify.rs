@@ -82,8 +82,7 @@ impl Core {
             }
         }
         let ord = self.known(id).dropped_ord;
-        let durable = self.flash.is_durable(ord) || self.opts.faults.has(Fault::DropUndurable);
-        if left.is_empty() && durable {
+        if left.is_empty() && self.flash.is_durable(ord) {
             took(Path::CopiesDropped);
             return Ok(());
         }
