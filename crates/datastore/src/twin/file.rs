@@ -70,14 +70,21 @@ impl TwinFile {
             let file = match known {
                 Some((_, file)) => file,
                 None => {
+                    // What was open before the tree went away may be the same file, locked by us.
+                    *lock(&kept) = None;
                     let file = Arc::new(open.dir.open_regular(&open.find(number)?)?);
                     if let Some(claims) = &mut *lock(&claims) {
-                        // The tree was away, and another program may use the file by now: then it stays out.
-                        let claim = crate::body::claim(&file).map_err(|e| {
-                            tracing::warn!("{e}");
-                            Status::Io
-                        })?;
-                        claims[side] = Some(claim);
+                        claims[side] = None;
+                        claims[side] = match crate::body::claim(&file) {
+                            Ok(claim) => Some(claim),
+                            // An operation that began before has it open still.
+                            Err(OpenError::InUse(user)) if user.is_ours() => None,
+                            // The tree was away, and another program may use the file by now: then it stays out.
+                            Err(e) => {
+                                tracing::warn!("{e}");
+                                return Err(Status::Io.into());
+                            }
+                        };
                     }
                     *lock(&kept) = Some((epoch, file.clone()));
                     file
