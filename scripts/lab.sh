@@ -21,7 +21,7 @@ CYCLES=${CYCLES:-60}
 MINUTES=${MINUTES:-1}
 # Each day's simulation runs other seeds, so that repeated runs search further. The row records the first seed.
 SEED_START=${SEED_START:-$(($(date -u +%s) / 86400 * SEEDS))}
-PARTS=(lints sim seeds fuzz released kill9 many-disks old-builds guest-lab nfs-lab storage-vm-lab remote-lab ceph-lab docs-lab package-lab health-lab)
+PARTS=(lints sim seeds fuzz released kill9 changed-origins many-disks old-builds guest-lab nfs-lab storage-vm-lab remote-lab ceph-lab docs-lab package-lab health-lab)
 PAGE=docs/internals/lab-status.md
 
 command_of() {
@@ -29,6 +29,7 @@ command_of() {
         sim) echo "scripts/sim.sh $SEEDS $SEED_START" ;;
         fuzz) echo "scripts/fuzz.sh $MINUTES" ;;
         kill9) echo "env CYCLES=$CYCLES scripts/kill9.sh" ;;
+        changed-origins) echo "env RUNS=100 scripts/run-tests.py --below tests/e2e --only rolled_back" ;;
         guest-lab) echo "scripts/guest-lab.sh test" ;;
         lints | seeds | released | many-disks | old-builds | nfs-lab | storage-vm-lab | remote-lab | ceph-lab | docs-lab | package-lab | health-lab)
             echo "scripts/$1.sh"
