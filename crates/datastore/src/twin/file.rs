@@ -82,7 +82,7 @@ impl TwinFile {
                             // The tree was away, and another program may use the file by now: then it stays out.
                             Err(e) => {
                                 tracing::warn!("{e}");
-                                return Err(Status::Io.into());
+                                return Err(Status::Io);
                             }
                         };
                     }

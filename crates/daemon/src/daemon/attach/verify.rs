@@ -30,6 +30,8 @@ use crate::workers::{Class, Spot};
 
 /// Longest comparison of all disks of one drive, not counting the blocks that are compared in any case.
 const DRIVE_TIME: Duration = Duration::from_secs(45);
+/// Wait before an origin is compared again that could not be read.
+const RETRY_TIME: Duration = Duration::from_secs(1);
 /// Shortest share of a disk.
 const SHARE_MIN: Duration = Duration::from_secs(1);
 
@@ -70,7 +72,14 @@ impl Daemon {
         let daemon = self.clone();
         self.aside(&drive.clone(), Class::Background, move || {
             while let Some((job, end)) = daemon.next_check(&drive) {
-                daemon.check(&job, end);
+                if daemon.check(&job, end) {
+                    continue;
+                }
+                // It cannot be read. The others go first, and then it is tried again.
+                if let Some((waiting, _)) = lock(&daemon.checks.0).get_mut(&drive) {
+                    waiting.push_back(job);
+                }
+                std::thread::sleep(RETRY_TIME);
             }
         });
     }
@@ -109,7 +118,8 @@ impl Daemon {
         Some((job, now + time))
     }
 
-    fn check(self: &Arc<Daemon>, job: &Job, end: Instant) {
+    /// Compares a disk; false if nothing of its origin could be read.
+    fn check(self: &Arc<Daemon>, job: &Job, end: Instant) -> bool {
         let Job { id, device, check } = job;
         let name = self.name_of(*id);
         let differs = if check.drop {
@@ -124,7 +134,10 @@ impl Daemon {
                 self.note_check(*id, device, compared as u64, cached as u64)
             });
             if !self.note_check(*id, device, found.equal as u64, found.equal as u64) {
-                return;
+                return true;
+            }
+            if found.equal == 0 && found.differs.is_none() && !found.complete {
+                return false;
             }
             tracing::info!(disk = %name, blocks = found.equal, "cached blocks were compared with the origin");
             found
@@ -143,6 +156,7 @@ impl Daemon {
                 tracing::error!(disk = %name, "the cache of a disk whose origin changed is not used: {e}")
             }
         }
+        true
     }
 
     /// Notes how far the comparison of a disk is; false if nobody needs it any more.
