@@ -553,7 +553,8 @@ impl Core {
     pub fn waits_for_order(&self, id: ReqId, disk: DiskId) -> bool {
         let behind = self.reqs[id].write().behind;
         let order = self.disk(disk).and_then(|d| d.order.as_deref());
-        order.is_some_and(|o| behind > 0 && !o.has_all_before(behind))
+        // A number beyond the newest is of an order that has ended: the disk was not ordered for a while.
+        order.is_some_and(|o| (1..=o.next_number()).contains(&behind) && !o.has_all_before(behind))
     }
 
     /// A write past the cache of an ordered disk begins.
