@@ -291,10 +291,17 @@ fn what_is_saved_goes_to_every_leg_of_a_mirror() -> Result<()> {
     hearth.ok(&["disk", "add", "d", "--mirror", a, "--mirror", b])?;
     let again = hearth.refused(&["disk", "mirror", "d", "--add", b])?;
     ensure!(again.contains("is a leg of disk d already"), "{again}");
-    wait::until("both legs are current", LIMIT, || {
-        let shown = hearth.ok(&["disk", "show", "d"]).ok()?;
-        (shown.matches(": current").count() == 2).then_some(())
-    })?;
+    let both_current = |hearth: &Hearth| {
+        wait::until("both legs are current", LIMIT, || {
+            let shown = hearth.ok(&["disk", "show", "d"]).ok()?;
+            (shown.matches(": current").count() == 2).then_some(())
+        })
+    };
+    both_current(&hearth)?;
+    // A leg is shown as current a moment before the pool has it durably.
+    hearth.stop()?;
+    hearth.start()?;
+    both_current(&hearth)?;
     let mut client = hearth.connect("d")?;
     for block in [1, 8] {
         client.write(block * 4096, &[block as u8 + 1; 4096])?;
