@@ -88,7 +88,7 @@ export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
       setTouched(null);
       say("Saved.");
     } catch (e) {
-      // The next attempt is based on what is shown from now on.
+      // The next attempt is based on the settings shown from now on.
       if (e instanceof Failure && e.trouble === "conflict") setTouched(null);
       say(e instanceof Failure ? e : new Failure("refused", String(e)));
     }

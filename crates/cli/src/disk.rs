@@ -31,7 +31,7 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Flush(args) => {
             let interrupt = Interrupt::watch();
             if args.hold {
-                // First: what is answered between the two must not be on flash only.
+                // First: a write that is answered between the two must not be on flash only.
                 let held = json!({ "hold": true });
                 client.patch::<_, DiskInfo>(&disk_path(&args.name, ""), &held)?;
             }

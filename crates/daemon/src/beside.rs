@@ -291,8 +291,8 @@ impl Beside {
             .map(|n| n.upto_ms)
     }
 
-    /// Notes that of ordered disks, durably when it returns `Ok`; 0: nothing is known. What is known of a disk that
-    /// was lost with its flash stays until its origin is trusted: new flash knows nothing of it.
+    /// Records that time for ordered disks, durably when it returns `Ok`; 0: the time is unknown. The record of a disk
+    /// that was lost with its flash stays until its origin is trusted: new flash knows nothing of the disk.
     pub(crate) fn note_order(&self, disks: &[(u16, Uuid, u64)]) -> io::Result<()> {
         let lost = |disk: &&(u16, Uuid, u64)| self.said(|notes| notes.lost.contains(disk.0));
         let disks: Vec<_> = disks.iter().filter(|disk| !lost(disk)).copied().collect();

@@ -68,7 +68,7 @@ impl Compared {
 
 type Sample = Vec<(u64, u32)>;
 
-/// What is compared.
+/// A disk to compare.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The cache.
@@ -233,7 +233,7 @@ fn compare(
     found
 }
 
-/// Cuts a sorted sample into runs that one read covers. Small gaps are read as well: seeking takes longer.
+/// Cuts a sorted sample into runs, each for one read. Small gaps are read too: a seek takes longer.
 fn runs(sample: &[(u64, u32)]) -> impl Iterator<Item = &[(u64, u32)]> {
     sample.chunk_by(|a, b| a.0 / STRETCH == b.0 / STRETCH)
 }
@@ -266,7 +266,7 @@ fn compare_run(
 }
 
 /// Byte offsets at which partitions begin: of an MBR's four entries or a GUID partition table (UEFI 2.10, section 5.3).
-/// What is no table has none.
+/// Without a table there are none.
 fn partitions(device: &Device) -> Vec<u64> {
     let mut head = vec![0; 64 << 10];
     let len = (device.size() as usize).min(head.len());
@@ -362,7 +362,7 @@ mod tests {
         // The cache has got other content in the meantime.
         let changing = look(&bad, false);
         assert_eq!((changing.equal, changing.differs), (3, None));
-        // What there was no time for, or cannot be read, is not equal.
+        // Blocks that were not compared for lack of time, or cannot be read, do not count as equal.
         assert!(!compare(&device, &good, &|_, _| true, &mut |_| false).complete);
         let beyond = [(0, good[0].1), (1 << 20, 0)];
         let compared = look(&beyond, true);

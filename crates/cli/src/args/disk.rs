@@ -105,7 +105,7 @@ pub enum Disk {
     /// Give up ranges whose only copy was lost with the flash
     #[command(after_help = "Example:\n  hearth disk accept-loss vm1")]
     AcceptLoss(DiskName),
-    /// Make a scratch disk that nobody uses empty, also what a crash has made unreadable
+    /// Empty a scratch disk without clients; blocks that a crash made unreadable read as zeros again
     #[command(after_help = "Example:\n  hearth disk reset swap1")]
     Reset(DiskName),
 }

@@ -475,7 +475,7 @@ async fn accept_loss(
     .await
 }
 
-/// Make a scratch disk that nobody uses empty: all of it reads as zeros, also what a crash has made unreadable.
+/// Empties a scratch disk without clients: all of it reads as zeros, including blocks that a crash made unreadable.
 #[utoipa::path(post, path = "/v1/disks/{name}/reset", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, body = DiskInfo), (status = "default", body = ErrorBody)))]
 async fn reset_disk(State(panel): Shared, Path(name): Path<String>) -> Result<Json<DiskInfo>> {

@@ -70,7 +70,7 @@ impl TwinFile {
             let file = match known {
                 Some((_, file)) => file,
                 None => {
-                    // What was open before the tree went away may be the same file, locked by us.
+                    // The file open before the tree left may be this one, locked by this process.
                     *lock(&kept) = None;
                     let file = Arc::new(open.dir.open_regular(&open.find(number)?)?);
                     if let Some(claims) = &mut *lock(&claims) {

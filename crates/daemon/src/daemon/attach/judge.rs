@@ -27,7 +27,7 @@ use crate::size::human;
 
 /// Longest comparison of a sample with an origin that does not show whether it changed.
 const CHECK_TIME: Duration = Duration::from_secs(20);
-/// The same for a file after a crash: its times and inode show most of what can have happened to it.
+/// The same for a file after a crash: its inode and size show most changes.
 const FILE_TIME: Duration = Duration::from_secs(3);
 
 /// Longest comparison with a file whose time of change alone is another, before it is served.
@@ -392,7 +392,7 @@ impl Daemon {
             0 => subject.marks(),
             // Something has happened to it. Better late than with the dirty blocks of another content.
             _ if touched => subject.thorough(Instant::now() + TOUCHED_TIME, |_, _| true),
-            // What is dirty must not be read together with another disk.
+            // Dirty blocks must not be served together with another disk's content.
             _ => subject.brief(),
         };
         if let Some(offset) = found.differs {
