@@ -20,7 +20,7 @@ use hearth_io::{BLOCK, Device};
 
 use super::judge::which_side;
 use crate::api::types::CacheCheck;
-use crate::daemon::{Daemon, lock};
+use crate::daemon::{Daemon, Slot, lock};
 use crate::error::{Error, Result};
 use crate::life::Event;
 use crate::origin;
@@ -159,29 +159,34 @@ impl Daemon {
         true
     }
 
-    /// Notes how far the comparison of a disk is; false if nobody needs it any more.
-    fn note_check(&self, id: DiskId, device: &Arc<Device>, compared: u64, cached: u64) -> bool {
+    /// Acts on the slot of a disk, unless its origin was closed or opened again since.
+    fn with_device<T>(
+        &self,
+        id: DiskId,
+        device: &Arc<Device>,
+        act: impl FnOnce(&mut Slot) -> T,
+    ) -> Option<T> {
         let mut disks = self.disks.lock();
-        let slot = disks.by_id_mut(id);
-        let slot = slot.filter(|slot| slot.device.as_ref().is_some_and(|d| Arc::ptr_eq(d, device)));
-        let check = slot.and_then(|slot| slot.session.check.as_mut());
-        let Some(check) = check else {
-            return false;
-        };
-        *check = CacheCheck { compared, cached };
-        true
+        let slot = disks.by_id_mut(id)?;
+        let is_same = slot.device.as_ref().is_some_and(|d| Arc::ptr_eq(d, device));
+        is_same.then(|| act(slot))
+    }
+
+    /// Notes how far the comparison of a disk is; false if its result is not needed any more.
+    fn note_check(&self, id: DiskId, device: &Arc<Device>, compared: u64, cached: u64) -> bool {
+        let noted = self.with_device(id, device, |slot| {
+            let check = slot.session.check.as_mut();
+            check.map(|check| *check = CacheCheck { compared, cached })
+        });
+        noted.flatten().is_some()
     }
 
     /// From here on the clean copies of a disk count, and its dirty blocks may be written back.
     fn end_check(&self, id: DiskId, device: &Arc<Device>) {
-        let mut disks = self.disks.lock();
-        let slot = disks.by_id_mut(id);
-        let slot = slot.filter(|slot| slot.device.as_ref().is_some_and(|d| Arc::ptr_eq(d, device)));
-        if let Some(slot) = slot {
+        self.with_device(id, device, |slot| {
             slot.session.check = None;
             self.engine.set_verified(id, true);
-        }
-        drop(disks);
+        });
         self.poke();
     }
 
