@@ -41,14 +41,18 @@ impl Daemon {
         }
         let disks = self.disks.lock();
         let open = disks.all().filter(|(_, slot)| slot.device.is_some());
-        let open: Vec<(String, DiskId)> = open.map(|(id, slot)| (slot.name.clone(), id)).collect();
+        let open: Vec<_> = open
+            .map(|(id, slot)| (slot.name.clone(), id, slot.session.misfit.clone()))
+            .collect();
         drop(disks);
-        for (name, id) in open {
+        for (name, id, misfit) in open {
             self.beats
                 .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let why = lost.iter().find(|(lost, _)| *lost == id);
             let why = why.map(|(_, why)| why.as_str());
-            if why.is_some() || fenced.contains(&id) {
+            if let Some(error) = misfit.filter(|_| why.is_none()) {
+                self.end_service(id, error);
+            } else if why.is_some() || fenced.contains(&id) {
                 let why = why.unwrap_or("its storage has shut this host out");
                 if let Err(e) = self.stop_fenced(&name, id, why) {
                     tracing::error!(disk = %name, "cannot stop a disk that is another's now: {e}");
@@ -71,7 +75,8 @@ impl Daemon {
         })
     }
 
-    fn stop_fenced(self: &Arc<Daemon>, name: &str, id: DiskId, why: &str) -> Result<()> {
+    /// Fails a disk's requests from now on, and writes nothing more to its origin.
+    pub(super) fn stop_requests(&self, id: DiskId) {
         let (told, done) = sync_channel(1);
         let engine = self.engine.clone();
         let job = move |now: u64, fx: &mut Effects| {
@@ -82,6 +87,18 @@ impl Daemon {
             // A disk that the engine does not know is at rest.
             let _ = done.recv();
         }
+    }
+
+    /// Disconnects the clients of a stopped disk and closes its origin. A change in progress goes first; then the
+    /// next round does it.
+    pub(super) fn end_service(self: &Arc<Daemon>, id: DiskId, why: Error) {
+        if let Some(turn) = self.disks.turn(id, Purpose::Changing) {
+            self.tell(&turn, Event::Fence(why));
+        }
+    }
+
+    fn stop_fenced(self: &Arc<Daemon>, name: &str, id: DiskId, why: &str) -> Result<()> {
+        self.stop_requests(id);
         let first = lock(&self.pool)
             .record(id)
             .is_some_and(|record| record.fenced_at == 0);
@@ -93,10 +110,7 @@ impl Daemon {
                 why: format!("{why}: {error}"),
             });
         }
-        // Whoever changes it goes first; the next round comes back to it.
-        if let Some(turn) = self.disks.turn(id, Purpose::Changing) {
-            self.tell(&turn, Event::Fence(error));
-        }
+        self.end_service(id, error);
         Ok(())
     }
 

@@ -39,6 +39,8 @@ pub(super) struct Session {
     pub(super) clean_fits: bool,
     /// How far its clean copies were compared with the origin, while they do not count.
     pub(super) check: Option<CacheCheck>,
+    /// Why it is taken out of service although no other host owns its origin.
+    pub(super) misfit: Option<Error>,
     /// Bytes of the origin, where it became smaller than the disk while attached.
     pub(super) short: Option<u64>,
     pub(super) windows: Windows<Counters>,
@@ -64,6 +66,7 @@ impl Session {
             kept: 0,
             clean_fits: false,
             check: None,
+            misfit: None,
             short: None,
             windows: Windows::starting(now, &NOTHING.0),
             latencies: Windows::starting(now, &NOTHING.1),

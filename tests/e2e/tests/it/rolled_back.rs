@@ -193,6 +193,63 @@ fn dirty_blocks_are_not_written_to_another_disk() -> Result<()> {
     Ok(())
 }
 
+/// One of many cached blocks differs, and something is dirty: the disk is served at first, and taken out of service when
+/// the comparison finds the difference. It is not shown as another host's, and its owner can decide.
+#[test]
+fn misfit_found_in_service_is_a_question() -> Result<()> {
+    let mut s = setup(&[])?;
+    warm_up(&s.hearth)?;
+    let mut client = s.hearth.connect("d")?;
+    client.write(20 * MIB, &[0xEE; 65536])?;
+    client.flush()?;
+    drop(client);
+    s.hearth.kill9()?;
+    s.server.kill9()?;
+    // Between two blocks that a first look reads.
+    let changed = HOT.start + 1000 * 4096;
+    write(&s.file, changed, &[0x33; 4096])?;
+    let before = std::fs::read(&s.file)?;
+    s.server.up()?;
+    for is_last in [false, true] {
+        s.hearth.start()?;
+        let refused = || {
+            wait::until("the disk is refused", LIMIT, || {
+                let info = show(&s.hearth, "d").ok()?;
+                (info["state"] == "refused").then_some(info)
+            })
+            .with_context(|| s.hearth.log())
+        };
+        let info = refused()?;
+        let why = info["reason"].to_string();
+        ensure!(why.contains("does not fit the cache"), "{info}");
+        ensure!(info["dirty"] == 65536 && info["check"].is_null(), "{info}");
+        ensure!(
+            !s.hearth.log().contains("another host"),
+            "{}",
+            s.hearth.log()
+        );
+        ensure!(
+            std::fs::read(&s.file)? == before,
+            "the origin was written before its owner decided"
+        );
+        if !is_last {
+            // Nor does a crash answer the question.
+            s.hearth.kill9()?;
+            continue;
+        }
+        s.hearth
+            .ok(&["disk", "set", "d", "--trust", "origin"])
+            .context("decide")?;
+        until_checked(&s.hearth)?;
+        let hot = read_hot(&s.hearth)?;
+        ensure!(hot == hot_of(&s.file)?, "a stale block was served");
+        ensure!(
+            s.hearth.connect("d")?.read(20 * MIB, 65536)? == before[(20 * MIB) as usize..][..65536]
+        );
+    }
+    Ok(())
+}
+
 /// Flash and state directory of an earlier moment, put back while the origin is newer.
 #[test]
 fn restored_flash_serves_no_older_blocks() -> Result<()> {

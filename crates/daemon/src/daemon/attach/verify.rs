@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hearth_datastore::port::Port;
-use hearth_engine::api::{DiskId, Effects, ReqOp, Request};
+use hearth_engine::api::{DiskId, ReqOp, Request};
 use hearth_io::beneath::Node;
 use hearth_io::{BLOCK, Device};
 
@@ -22,10 +22,8 @@ use super::judge::which_side;
 use crate::api::types::CacheCheck;
 use crate::daemon::{Daemon, Slot, lock};
 use crate::error::{Error, Result};
-use crate::life::Event;
 use crate::origin;
 use crate::spot;
-use crate::table::Purpose;
 use crate::workers::{Class, Spot};
 
 /// Longest comparison of all disks of one drive, not counting the blocks that are compared in any case.
@@ -145,12 +143,15 @@ impl Daemon {
                 .map(|at| format!("its content at offset {at} is not what was left there"))
         };
         let outcome = match differs {
-            None => Ok(()),
-            Some(why) if check.owed && !check.drop => self.take_out_of_service(*id, &name, &why),
-            Some(why) => self.drop_copies(*id, &name, device, &why),
+            None => Ok(true),
+            Some(why) if check.owed && !check.drop => {
+                self.take_out_of_service(*id, &name, &why).map(|()| false)
+            }
+            Some(why) => self.drop_copies(*id, &name, device, &why).map(|()| true),
         };
         match outcome {
-            Ok(()) => self.end_check(*id, device),
+            Ok(true) => self.end_check(*id, device),
+            Ok(false) => {}
             // They stay without effect, which is safe.
             Err(e) => {
                 tracing::error!(disk = %name, "the cache of a disk whose origin changed is not used: {e}")
@@ -228,12 +229,6 @@ impl Daemon {
         self.note_distrust(id, name)?;
         let record = lock(&self.pool).record(id).cloned();
         let record = record.ok_or_else(|| Error::no_disk(name))?;
-        let engine = self.engine.clone();
-        let job = move |now: u64, fx: &mut Effects| {
-            // A disk that the engine does not know is at rest.
-            let _ = engine.fence(id, now, fx);
-        };
-        let _ = self.reactors.run(job);
         let error = Error::refused(
             format!(
                 "the origin {} does not fit the cache: {why}, while something written by the guest waits on flash",
@@ -245,10 +240,13 @@ impl Daemon {
             disk: name.to_owned(),
             why: error.to_string(),
         });
-        // Whoever changes it goes first, and finds it stopped.
-        if let Some(turn) = self.disks.turn(id, Purpose::Changing) {
-            self.tell(&turn, Event::Fence(error));
+        // Before it is stopped: a stopped disk without a reason of its own is another host's.
+        if let Some(slot) = self.disks.lock().by_id_mut(id) {
+            slot.session.misfit = Some(error.clone());
+            slot.session.check = None;
         }
+        self.stop_requests(id);
+        self.end_service(id, error);
         Ok(())
     }
 }
