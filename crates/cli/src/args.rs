@@ -21,7 +21,7 @@ pub use bench::{Bench, BenchCommand, BenchCompare, BenchTable};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use config::{Config, ConfigCheck};
 pub use console::{Console, ConsoleAccount, ConsoleEnable, ConsoleOpen, ConsoleRole, StateDir};
-pub use datastore::{Datastore, DatastoreAdd, DatastoreSet};
+pub use datastore::{Datastore, DatastoreAdd, DatastoreScrub, DatastoreSet};
 pub use disk::{
     Disk, DiskAdd, DiskMirror, DiskMove, DiskRemove, DiskReplace, DiskScrub, DiskSet, Mode, Switch,
     Users,

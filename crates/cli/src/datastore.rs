@@ -1,5 +1,7 @@
 //! `hearth datastore …`: clients of the control API.
 
+mod scrub;
+
 use hearth_daemon::api::advice::AdviceReport;
 use hearth_daemon::api::datastores::{self as api, DatastoreInfo, FileReport};
 use hearth_daemon::api::types::{CacheMode, Done};
@@ -40,6 +42,7 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
             let info = flushed(global, &client, &interrupt, &args.name)?;
             said(global, &info, "the directory has everything")
         }
+        Datastore::Scrub(args) => scrub::run(global, &client, &args),
         Datastore::Remove(args) => {
             let interrupt = Interrupt::watch();
             client.order::<DatastoreInfo>(&datastore_path(&args.name, "/flush"))?;
@@ -354,6 +357,9 @@ fn show(global: &Global, client: &Client, name: &str) -> Outcome {
     }
     for tree in &info.trees {
         println!("{:<14}{}", "tree", plain(&tree_told(tree)));
+    }
+    if let Some(scrub) = &info.scrub {
+        println!("{:<14}{}", "scrub", scrub::sentence(scrub));
     }
     for rule in &info.rules {
         println!("{:<14}{}", "files like", plain(&told(rule)));

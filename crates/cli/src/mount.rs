@@ -132,6 +132,7 @@ mod tests {
         DatastoreInfo {
             name: "vms".to_owned(),
             directory: "/srv/vms".to_owned(),
+            scrub: None,
             trees: Vec::new(),
             served: true,
             reason: None,

@@ -148,6 +148,7 @@ const RULES: &[Rule] = &[
     order("/v1/pool/flash", Look::Flash),
     order("/v1/pool/flash/cancel", Look::Nothing),
     order("/v1/datastores/*/flush", Look::Nothing),
+    order("/v1/datastores/*/scrub", Look::Nothing),
     Rule {
         method: Method::PATCH,
         to: To::Daemon,

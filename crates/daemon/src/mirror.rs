@@ -420,9 +420,15 @@ fn together(
 }
 
 /// The pool's cache of a disk.
-struct DiskCache {
+pub(crate) struct DiskCache {
     engine: Weak<Engine>,
     id: u16,
+}
+
+impl DiskCache {
+    pub(crate) fn new(engine: Weak<Engine>, id: u16) -> DiskCache {
+        DiskCache { engine, id }
+    }
 }
 
 impl Cache for DiskCache {
@@ -450,10 +456,7 @@ impl Cache for DiskCache {
 /// From now on a scrub of this origin compares with what is cached of the disk, too.
 pub(crate) fn know_cache(device: &Device, engine: &Arc<Engine>, id: u16) {
     if let Some(mirror) = of(device) {
-        mirror.set_cache(Arc::new(DiskCache {
-            engine: Arc::downgrade(engine),
-            id,
-        }));
+        mirror.set_cache(Arc::new(DiskCache::new(Arc::downgrade(engine), id)));
     }
 }
 

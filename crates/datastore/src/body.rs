@@ -32,6 +32,10 @@ pub trait Under: Tree {
     fn verifier(&self) -> [u8; 8];
     /// Unstable data may have been lost.
     fn lost_unstable(&self);
+    /// The two trees, if there are two.
+    fn twin(&self) -> Option<&Twin> {
+        None
+    }
 }
 
 impl Under for Directory {
@@ -56,6 +60,10 @@ impl Under for Directory {
 }
 
 impl Under for Twin {
+    fn twin(&self) -> Option<&Twin> {
+        Some(self)
+    }
+
     fn open_body(&self, key: &Key) -> Outcome<Body> {
         Ok(Body::Two(self.open_regular(key)?))
     }
@@ -204,6 +212,14 @@ impl Body {
             }
         }
         Ok(())
+    }
+
+    /// What it has from an offset on in each of two trees; none if there are not two, or one is not current.
+    pub(crate) fn data_of_both(&self, at: u64, len: u64) -> Option<[Vec<u8>; 2]> {
+        match self {
+            Body::One(_) => None,
+            Body::Two(file) => file.data_of_both(at, len),
+        }
     }
 
     /// Writes pieces that lie one behind the other.

@@ -7,6 +7,7 @@ mod held;
 mod in_turn;
 mod opens;
 mod pins;
+pub mod scrub;
 mod upkeep;
 mod view;
 
@@ -28,6 +29,7 @@ use held::Held;
 use in_turn::InTurn;
 pub use pins::Pinned;
 use pins::Pins;
+use scrub::Scrubs;
 use view::View;
 
 use crate::body::{Body, Under};
@@ -69,6 +71,8 @@ struct Inner {
     opens: Option<Arc<Opens<Key>>>,
     /// Who writes files in turn, to be told by somebody who may wait.
     in_turn: InTurn,
+    /// Scrubs of two directories.
+    scrubs: Scrubs,
 }
 
 /// What a datastore is doing.
@@ -131,6 +135,8 @@ impl Datastore {
         rules: Rules,
     ) -> std::io::Result<Datastore> {
         let known: HashMap<Key, DiskId> = disks.known().into_iter().collect();
+        let scrubs = Scrubs::new(dir.twin());
+        let has_two = dir.twin().is_some();
         let inner = Arc::new(Inner {
             dir,
             disks,
@@ -148,6 +154,7 @@ impl Datastore {
             pins: Pins::default(),
             opens: Opens::new().map(Arc::new),
             in_turn: InTurn::default(),
+            scrubs,
         });
         // Whatever was started is ended with it, should the rest fail.
         let store = Datastore {
@@ -156,6 +163,9 @@ impl Datastore {
         };
         store.start("store-keeper", |inner| upkeep::keep(&inner))?;
         store.start("store-pinner", |inner| pins::keep(&inner))?;
+        if has_two {
+            store.start("store-scrub", |inner| scrub::keep(&inner))?;
+        }
         if let Some(opens) = store.inner.opens.clone() {
             store.start("store-opens", move |inner| opens::keep(&opens, &inner))?;
         }

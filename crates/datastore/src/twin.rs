@@ -10,6 +10,7 @@ mod both;
 mod file;
 mod lane;
 mod mend;
+pub mod scrub;
 mod side;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use hearth_nfs::tree::Outcome;
 use hearth_nfs::v3::{Attributes, Status};
 use hearth_trees::pair::{Fail, Pair, Place, State};
 
+use crate::store::scrub::Scrub;
 use book::Ledger;
 pub use book::{stamp_bytes, stamp_of};
 use both::{Both, lock};
@@ -58,6 +60,8 @@ pub trait Witness: Send + Sync {
     fn current(&self, directory: &Path);
     /// These bytes say which trees are current.
     fn keep(&self, stamp: &[u8]);
+    /// A scrub ended.
+    fn scrubbed(&self, scrub: &Scrub);
 }
 
 /// How a tree is, for people.
@@ -99,6 +103,8 @@ pub(crate) struct Inner {
     listings: Mutex<HashMap<u64, view::Listing>>,
     /// A tree went out because something in it could not be read.
     unread: AtomicBool,
+    /// Where is kept what outlives restarts.
+    state: PathBuf,
     stop: Mutex<bool>,
     bell: Condvar,
 }
@@ -271,6 +277,7 @@ impl Twin {
             fsid: identity.store,
             listings: Mutex::default(),
             unread: AtomicBool::new(false),
+            state,
             stop: Mutex::new(false),
             bell: Condvar::new(),
         });

@@ -324,6 +324,15 @@ kinds! {
     /// One of the two directories of a mirrored datastore holds everything.
     "tree-current" Notice TreeCurrent { datastore: String, directory: String }
         "the tree {directory} of datastore {datastore} holds everything"
+    /// A scrub compared the two directories of a datastore, and they are the same.
+    "datastore-scrub-done" Info DatastoreScrubDone { datastore: String, bytes: u64 }
+        "a scrub compared {bytes} bytes of datastore {datastore}; its directories are the same"
+    /// A scrub of a datastore in two directories repaired one of them from copies that guests wrote.
+    "datastore-scrub-repaired" Warning DatastoreScrubRepaired { datastore: String, bytes: u64, repairs: u64, repaired: u64 }
+        "a scrub compared {bytes} bytes of datastore {datastore} and repaired {repairs} places of {repaired} bytes"
+    /// A scrub of a datastore in two directories found places where nothing shows which directory is right, or that could not be read.
+    "datastore-scrub-undecided" Error DatastoreScrubUndecided { datastore: String, bytes: u64, repairs: u64, repaired: u64, undecided: u64, unread: u64 }
+        "the directories of datastore {datastore} differ in {undecided} places and nothing shows which one is right; {unread} bytes could not be compared; `hearth datastore scrub {datastore} --show` lists the places"
     /// A file of a datastore, or the origin of a disk, was opened on this host while writes to it were on flash only: a program that reads it there sees old data. Told once an hour for each file or disk.
     "dirty-file-opened" Warning DirtyFileOpened { datastore: Option<String>, disk: Option<String>, file: String, dirty_bytes: u64, by: String, hold: String }
         "{file} was opened on this host by {by}, and {dirty_bytes} bytes written to it are on flash only: a program that reads it there sees old data; '{hold}' brings it up to date and keeps it so, and then it is to be read again"

@@ -33,4 +33,4 @@ pub use mirror::{Book, LegOpener, Mirror, OpenError, Setup, believed, leg_timeou
 pub use news::{News, Witness};
 pub use regions::Regions;
 pub use sample::{Sample, sample};
-pub use scrub::{Cache, ScrubOrder, compare};
+pub use scrub::{Cache, ScrubOrder, compare, sums_of};

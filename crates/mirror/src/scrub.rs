@@ -107,7 +107,7 @@ fn differences(
 }
 
 /// The checksums of blocks, of which the last may be cut short.
-pub(crate) fn sums_of(bytes: &[u8]) -> Vec<u32> {
+pub fn sums_of(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks(BLOCK as usize).map(sum_of).collect()
 }
 

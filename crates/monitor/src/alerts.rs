@@ -90,10 +90,13 @@ fn told(event: &EventInfo) -> Option<Happened> {
         | "data-lost"
         | "leg-changed"
         | "leg-stale"
-        | "scrub-undecided" => Condition::Failed,
-        "daemon-started-after-crash" | "events-left-out" | "leg-repaired" | "scrub-repaired" => {
-            Condition::Degraded
-        }
+        | "scrub-undecided"
+        | "datastore-scrub-undecided" => Condition::Failed,
+        "daemon-started-after-crash"
+        | "events-left-out"
+        | "leg-repaired"
+        | "scrub-repaired"
+        | "datastore-scrub-repaired" => Condition::Degraded,
         _ => return None,
     };
     let kind = if event.disk.is_some() {
@@ -417,6 +420,8 @@ mod tests {
             "leg-repaired",
             "scrub-repaired",
             "scrub-undecided",
+            "datastore-scrub-repaired",
+            "datastore-scrub-undecided",
         ] {
             let kind = hearth_events::kinds::KINDS.iter().find(|k| k.0 == name);
             let (_, severity, _) = kind.expect(name);

@@ -295,6 +295,13 @@ impl<B: Book, S: Sides> Pair<B, S> {
         all.into_iter().map(|at| lock(&self.stripes[at])).collect()
     }
 
+    /// Looks at a place of both trees while nothing changes it; none if one of them is not current.
+    pub fn while_held<T>(&self, place: Place, look: impl FnOnce() -> T) -> Option<T> {
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _held = self.hold(&[place]);
+        (self.current() == [true; 2]).then(look)
+    }
+
     /// Notes places durably that are about to change.
     fn begin(&self, places: &[Place]) -> Result<(), String> {
         let mut notes = lock(&self.notes);

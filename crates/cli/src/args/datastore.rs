@@ -69,6 +69,13 @@ pub enum Datastore {
     #[command(after_help = "Example:\n  hearth datastore flush vms\n  \
         hearth datastore flush vms --hold; tar -cf /backup/vms.tar /srv/vms; hearth datastore set vms --hold off")]
     Flush(DatastoreFlush),
+    /// Compare the two directories of a mirrored datastore, while it is in use, and repair what can be decided
+    #[command(
+        after_help = "Example:\n  hearth datastore scrub vms\n  hearth datastore scrub vms --rate 100M --no-wait\n  \
+        hearth datastore scrub vms --show\n  hearth datastore scrub vms --prefer /mnt/a/vms\n  \
+        hearth datastore scrub vms --every 7"
+    )]
+    Scrub(DatastoreScrub),
     /// Flush a datastore and serve it no longer; the directory is what it was
     #[command(after_help = "Example:\n  hearth datastore remove vms")]
     Remove(DatastoreName),
@@ -89,6 +96,35 @@ pub struct DatastoreFlush {
     /// From now on the directory has every write before it is answered, until `hearth datastore set NAME --hold off`
     #[arg(long)]
     pub hold: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DatastoreScrub {
+    /// The datastore
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Cancel the scrub under way; the next one continues where it was
+    #[arg(long, group = "what")]
+    pub cancel: bool,
+    /// Begin at the start, although a cancelled scrub could continue
+    #[arg(long, group = "what")]
+    pub anew: bool,
+    /// Where a scrub found that the directories differ and nothing shows which one is right, it is this one; the other
+    /// is overwritten there
+    #[arg(long, group = "what", value_name = "DIR")]
+    pub prefer: Option<PathBuf>,
+    /// Print the result of the scrub under way or the last one
+    #[arg(long, group = "what")]
+    pub show: bool,
+    /// Scrub every DAYS days; 0: only on request
+    #[arg(long, group = "what", value_name = "DAYS")]
+    pub every: Option<u32>,
+    /// Compare at most SIZE bytes a second; 0: no limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub rate: Option<Size>,
+    /// Do not wait for its end
+    #[arg(long)]
+    pub no_wait: bool,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -16,7 +16,7 @@ use super::advice::AdviceReport;
 use super::caller::Caller;
 use super::server::{Body, Changed, Panel, Shared, change, run};
 use super::stats::{Counters, LatencyReport, Ratios};
-use super::types::{CacheMode, Done, ErrorBody};
+use super::types::{CacheMode, Done, ErrorBody, ScrubSet};
 use crate::error::Result;
 use crate::settings::SettingsChanged;
 
@@ -204,6 +204,50 @@ pub struct TreeInfo {
     pub missing: Option<u64>,
 }
 
+/// A place where the two directories of a datastore differ and nothing shows which one is right.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TreeDifference {
+    /// The file or directory, in the datastore.
+    pub path: String,
+    /// `names`: names in the directory, its owner or mode; `attributes`: a file's length, owner or mode; `content`: its
+    /// data; `cached`: both hold the same data, and the cache something else.
+    pub what: String,
+    /// First byte of the data.
+    pub offset: u64,
+    /// Bytes of data.
+    pub length: u64,
+}
+
+/// How a datastore in two directories is scrubbed, and the scrub under way or the last one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TreeScrub {
+    /// Bytes compared a second at most; 0: no limit.
+    pub rate: u64,
+    /// Days from one scrub to the next; 0: only on request.
+    pub every_days: u32,
+    /// A scrub is under way. It continues after a restart.
+    pub active: bool,
+    /// The last scrub was cancelled.
+    pub called_off: bool,
+    /// When it began, milliseconds since 1970; 0: there was none yet.
+    pub began: u64,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u64>,
+    /// Bytes compared.
+    pub checked: u64,
+    /// Bytes not compared, because a directory failed there several times.
+    pub unread: u64,
+    /// Places repaired.
+    pub repairs: u64,
+    /// Bytes repaired.
+    pub repaired: u64,
+    /// Places where nothing shows which directory is right.
+    pub undecided: u64,
+    /// These places; of very many, the first.
+    pub differences: Vec<TreeDifference>,
+}
+
 /// A datastore.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreInfo {
@@ -214,6 +258,9 @@ pub struct DatastoreInfo {
     /// The two directories of a mirrored datastore, and how they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trees: Vec<TreeInfo>,
+    /// How two directories are scrubbed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<TreeScrub>,
     /// Clients can use it.
     pub served: bool,
     /// Why they cannot.
@@ -343,6 +390,18 @@ async fn flush_datastore(
     .await
 }
 
+/// Begin a scrub of a datastore in two directories, cancel it, or name the directory that is right (`prefer`).
+#[utoipa::path(post, path = "/v1/datastores/{name}/scrub", tag = "datastores", params(("name" = String, Path)),
+    request_body = ScrubSet, responses(
+    (status = 200, body = DatastoreInfo), (status = "default", body = ErrorBody)))]
+async fn scrub_datastore(
+    State(panel): Shared,
+    Path(name): Path<String>,
+    Body(set): Body<ScrubSet>,
+) -> Result<Json<DatastoreInfo>> {
+    run(panel, move |c| c.scrub_datastore(&name, &set)).await
+}
+
 /// Serve a datastore no longer. The directory has everything afterwards.
 #[utoipa::path(post, path = "/v1/datastores/{name}/remove", tag = "datastores", params(("name" = String, Path)), responses(
     (status = 200, body = Done), (status = "default", body = ErrorBody)))]
@@ -369,6 +428,7 @@ pub(super) fn routes() -> OpenApiRouter<Panel> {
         .routes(routes!(get_datastore_files))
         .routes(routes!(get_datastore_advice))
         .routes(routes!(flush_datastore))
+        .routes(routes!(scrub_datastore))
         .routes(routes!(remove_datastore))
 }
 

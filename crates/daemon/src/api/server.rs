@@ -119,6 +119,8 @@ pub trait Control: Send + Sync + 'static {
     fn set_datastore(&self, name: &str, set: DatastoreSet) -> Result<DatastoreInfo>;
     /// Begins to write everything of a datastore to its directory.
     fn flush_datastore(&self, name: &str) -> Result<DatastoreInfo>;
+    /// Begins a scrub of a datastore in two directories, cancels it, or decides what it found.
+    fn scrub_datastore(&self, name: &str, set: &ScrubSet) -> Result<DatastoreInfo>;
     /// Serves a datastore no longer.
     fn remove_datastore(&self, name: &str) -> Result<()>;
     /// Which version runs, and how the last upgrade went.

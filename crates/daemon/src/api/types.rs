@@ -535,7 +535,7 @@ pub struct MirrorSet {
     pub rate: Option<u64>,
 }
 
-/// What is to be done about scrubs of a mirrored origin; what is absent is left as it is.
+/// What is to be done about scrubs of a mirrored origin or datastore; what is absent is left as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ScrubSet {
     /// Begin a scrub, or go on with one that was called off. If one goes on, nothing changes.
@@ -547,7 +547,7 @@ pub struct ScrubSet {
     /// Call off the one that goes on.
     #[serde(default)]
     pub cancel: bool,
-    /// A leg, as it was given: where legs differ and nothing tells which one is right, it is this one.
+    /// A leg or directory, as it was given: where they differ and nothing shows which one is right, it is this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefer: Option<String>,
     /// Bytes of the disk a second that are compared at most; 0: no limit.

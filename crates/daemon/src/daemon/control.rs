@@ -974,6 +974,11 @@ impl Control for Arc<Daemon> {
         self.begin_datastore_flush(name)
     }
 
+    fn scrub_datastore(&self, name: &str, set: &ScrubSet) -> Result<DatastoreInfo> {
+        self.not_stopping()?;
+        self.set_datastore_scrub(name, set)
+    }
+
     fn remove_datastore(&self, name: &str) -> Result<()> {
         self.not_stopping()?;
         self.end_datastore(name)

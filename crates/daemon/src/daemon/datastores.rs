@@ -920,6 +920,9 @@ fn info(store: &Store) -> DatastoreInfo {
             .and_then(|opened| opened.twin.as_ref())
             .map(trees::told)
             .unwrap_or_default(),
+        scrub: opened
+            .and_then(|opened| opened.files.scrub_state())
+            .map(trees::scrub_info),
         served: served.is_ok(),
         reason,
         remedy,

@@ -134,6 +134,10 @@ impl Both {
         &self.sides[side].path
     }
 
+    pub fn witness(&self) -> &dyn Witness {
+        &*self.witness
+    }
+
     pub fn epoch(&self, side: usize) -> u64 {
         self.sides[side].epoch.load(Ordering::SeqCst)
     }

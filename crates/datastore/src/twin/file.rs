@@ -202,6 +202,13 @@ impl TwinFile {
         places
     }
 
+    /// What it has from an offset on in both trees, read from their disks; none if one of them is not current.
+    pub(crate) fn data_of_both(&self, at: u64, len: u64) -> Option<[Vec<u8>; 2]> {
+        let is_whole = self.inner.trees.current() == [true; 2];
+        let read = is_whole.then(|| self.inner.data_of_both(self.number, at, len).ok());
+        read.flatten()
+    }
+
     /// Makes everything durable, in both trees at once.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let trees = &self.inner.trees;

@@ -69,6 +69,8 @@ impl Witness for Bell {
     }
 
     fn keep(&self, _stamp: &[u8]) {}
+
+    fn scrubbed(&self, _scrub: &crate::store::scrub::Scrub) {}
 }
 
 struct Place2 {

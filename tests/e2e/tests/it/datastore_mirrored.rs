@@ -20,7 +20,7 @@ const STEP: usize = 8192;
 const PLACES: u64 = 300;
 
 /// Unless files of this host cannot be given what tells them apart in two trees.
-fn lab() -> Result<Option<Lab>> {
+pub(crate) fn lab() -> Result<Option<Lab>> {
     match Lab::mirrored() {
         Err(e) if format!("{e:#}").contains("cannot be marked as a tree") => {
             eprintln!("skipped: {e:#}");
@@ -45,12 +45,12 @@ fn wait_states(lab: &Lab, wanted: impl Fn(&[String]) -> bool) -> Result<()> {
     reached.with_context(|| format!("{:?}", lab.show()))
 }
 
-fn both_current(lab: &Lab) -> Result<()> {
+pub(crate) fn both_current(lab: &Lab) -> Result<()> {
     wait_states(lab, |states| states == ["current", "current"])
 }
 
 /// Everything in a directory: kind and mode, and content.
-fn seen(dir: &Path) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
+pub(crate) fn seen(dir: &Path) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
     let mut all = BTreeMap::new();
     let mut todo = vec![dir.to_owned()];
     while let Some(at) = todo.pop() {
@@ -70,7 +70,7 @@ fn seen(dir: &Path) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
 }
 
 /// Both directories, when everything was written to them.
-fn same(lab: &Lab) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
+pub(crate) fn same(lab: &Lab) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
     both_current(lab)?;
     lab.hearth.ok(&["datastore", "flush", "vms"])?;
     let a = seen(&lab.vms)?;
@@ -89,14 +89,14 @@ fn same(lab: &Lab) -> Result<BTreeMap<PathBuf, (u32, Vec<u8>)>> {
 }
 
 /// Somebody who writes one place of a file after the other, and counts what was answered.
-struct Writer {
+pub(crate) struct Writer {
     answered: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<()>>,
 }
 
 impl Writer {
-    fn start(lab: &Lab, file: Vec<u8>, patient: bool) -> Result<Writer> {
+    pub(crate) fn start(lab: &Lab, file: Vec<u8>, patient: bool) -> Result<Writer> {
         let mut client = lab.client()?;
         client.patient = patient;
         let (answered, stop) = (
@@ -122,7 +122,7 @@ impl Writer {
         })
     }
 
-    fn wait(&self, more: u64) -> Result<()> {
+    pub(crate) fn wait(&self, more: u64) -> Result<()> {
         let goal = self.answered.load(Ordering::SeqCst) + more;
         until("writes are answered", LIMIT, || {
             (self.answered.load(Ordering::SeqCst) >= goal).then_some(())
@@ -130,7 +130,7 @@ impl Writer {
     }
 
     /// Writes answered. Whether the last one failed is the caller's business.
-    fn end(self) -> (u64, Result<()>) {
+    pub(crate) fn end(self) -> (u64, Result<()>) {
         self.stop.store(true, Ordering::SeqCst);
         let ended = self.thread.join();
         let ended = ended.unwrap_or_else(|_| Err(anyhow::anyhow!("the writer panicked")));

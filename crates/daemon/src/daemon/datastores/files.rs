@@ -469,6 +469,12 @@ impl Disks for Files {
         }
     }
 
+    fn cache(&self, disk: DiskId) -> Arc<dyn hearth_mirror::Cache> {
+        let daemon = self.daemon.upgrade();
+        let engine = daemon.map_or_else(Weak::new, |daemon| Arc::downgrade(&daemon.engine));
+        Arc::new(crate::mirror::DiskCache::new(engine, disk))
+    }
+
     fn grow(&self, disk: DiskId, bound: u64) -> Outcome<()> {
         let daemon = self.daemon().map_err(|_| Status::JukeBox)?;
         let holds = daemon.holds();

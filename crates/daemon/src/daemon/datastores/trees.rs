@@ -4,14 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use hearth_datastore::body::Under;
+use hearth_datastore::store::scrub::{Refused, Scrub};
+use hearth_datastore::twin::scrub::What;
 use hearth_datastore::twin::{Setup, Twin, Witness, prepare};
 use hearth_events::Event;
 use hearth_format::datastore::DatastoreRecord;
+use hearth_mirror::ScrubOrder;
 use hearth_nfs::identity::Identity;
 use hearth_nfs::local::Directory;
 
 use super::super::{Daemon, lock};
-use crate::api::datastores::TreeInfo;
+use crate::api::datastores::{DatastoreInfo, TreeDifference, TreeInfo, TreeScrub};
+use crate::api::types::ScrubSet;
 use crate::error::{Error, Result};
 
 /// What a datastore is over.
@@ -56,6 +60,29 @@ impl Witness for Told {
         self.tell(|datastore| Event::TreeCurrent {
             datastore,
             directory: directory.display().to_string(),
+        });
+    }
+
+    fn scrubbed(&self, scrub: &Scrub) {
+        let counts = &scrub.habits.scrub;
+        let (bytes, undecided, unread) = (counts.checked, counts.undecided_all, counts.unread);
+        let (repairs, repaired) = (counts.repairs, counts.repaired);
+        self.tell(|datastore| match (undecided, unread, repairs) {
+            (0, 0, 0) => Event::DatastoreScrubDone { datastore, bytes },
+            (0, 0, _) => Event::DatastoreScrubRepaired {
+                datastore,
+                bytes,
+                repairs,
+                repaired,
+            },
+            _ => Event::DatastoreScrubUndecided {
+                datastore,
+                bytes,
+                repairs,
+                repaired,
+                undecided,
+                unread,
+            },
         });
     }
 
@@ -161,4 +188,87 @@ pub(super) fn told(twin: &Twin) -> Vec<TreeInfo> {
         missing: tree.missing,
     });
     told.collect()
+}
+
+impl Daemon {
+    /// Begins a scrub of a datastore in two directories, cancels it, or decides what it found.
+    pub(in crate::daemon) fn set_datastore_scrub(
+        &self,
+        name: &str,
+        set: &ScrubSet,
+    ) -> Result<DatastoreInfo> {
+        let order = ScrubOrder {
+            begin: set.begin,
+            anew: set.anew,
+            cancel: set.cancel,
+            prefer: set.prefer.clone(),
+            rate: set.rate,
+            every_days: set.every_days,
+        };
+        let opened = self.opened_datastore(name)?;
+        let done = opened.files.scrub(&order);
+        done.map_err(|why| scrub_refused(name, why))?;
+        self.datastore_info(name)
+    }
+}
+
+/// How a datastore is scrubbed, and what was found.
+pub(super) fn scrub_info(scrub: Scrub) -> TreeScrub {
+    let counts = &scrub.habits.scrub;
+    TreeScrub {
+        rate: scrub.habits.scrub_rate,
+        every_days: scrub.habits.every_days,
+        active: counts.active,
+        called_off: counts.called_off,
+        began: counts.began_ms,
+        ended: (!counts.active && counts.began_ms > 0).then_some(counts.ended_ms),
+        checked: counts.checked,
+        unread: counts.unread,
+        repairs: counts.repairs,
+        repaired: counts.repaired,
+        undecided: counts.undecided_all,
+        differences: scrub
+            .differences
+            .into_iter()
+            .map(|place| TreeDifference {
+                path: place.path,
+                what: match place.what {
+                    What::Names => "names",
+                    What::Attributes => "attributes",
+                    What::Content => "content",
+                    What::Cached => "cached",
+                }
+                .to_owned(),
+                offset: place.offset,
+                length: place.len,
+            })
+            .collect(),
+    }
+}
+
+/// Why an order about scrubs of a datastore is refused.
+fn scrub_refused(name: &str, why: Refused) -> Error {
+    let (what, remedy) = match why {
+        Refused::OneDirectory => (
+            format!("datastore {name} has one directory, so there is nothing to compare"),
+            "a datastore with two directories is added with --mirror DIR --mirror DIR".to_owned(),
+        ),
+        Refused::Active => (
+            format!("a scrub of datastore {name} is under way"),
+            "wait until it ends, or cancel it with --cancel".to_owned(),
+        ),
+        Refused::NoDirectory => (
+            format!("datastore {name} has no such directory"),
+            format!("`hearth datastore show {name}` lists its directories"),
+        ),
+        Refused::Decided => (
+            format!("no scrub of datastore {name} found a difference that needs a decision"),
+            format!("start one with `hearth datastore scrub {name}`"),
+        ),
+        Refused::NotCurrent => (
+            format!("one directory of datastore {name} is not current"),
+            format!("wait until `hearth datastore show {name}` prints that both are current"),
+        ),
+    };
+    Error::conflict(what, remedy)
 }

@@ -57,7 +57,12 @@ impl Lab {
 
     /// Over two directories, `a` and `b` beside each other; `vms` is the first.
     pub fn mirrored() -> Result<Lab> {
-        Lab::mirrored_with(&lasting_address()?.to_string(), "127.0.0.1", |_| Ok(()))
+        Lab::mirrored_filled(|_| Ok(()))
+    }
+
+    /// The same, over a first directory that `fill` fills.
+    pub fn mirrored_filled(fill: impl FnOnce(&Path) -> Result<()>) -> Result<Lab> {
+        Lab::mirrored_with(&lasting_address()?.to_string(), "127.0.0.1", fill)
     }
 
     /// The same at an address of its own, for the host `client`; `fill` puts into the first directory what the datastore begins with.
