@@ -12,7 +12,7 @@ use lettre::message::header::ContentType;
 use lettre::message::{Mailbox, MessageBuilder};
 use lettre::transport::smtp::authentication::Credentials;
 use lettre::transport::smtp::client::{Certificate, Tls, TlsParameters};
-use lettre::{SmtpTransport, Transport};
+use lettre::{AsyncSmtpTransport, AsyncTransport, Tokio1Executor};
 use serde_json::json;
 
 use crate::config::{AlertsConfig, MailConfig, NtfyConfig, Security, WebhookConfig};
@@ -20,7 +20,7 @@ use crate::message::{Message, News};
 use crate::secret;
 use hearth_health::Condition;
 
-/// Longest that one attempt may take, each step of it.
+/// Longest that one attempt may take, all of it: a server that says a line now and then must not hold up other alerts.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest that `sendmail` may take.
 const SENDMAIL_PATIENCE: Duration = Duration::from_secs(30);
@@ -34,6 +34,7 @@ pub fn send(config: &AlertsConfig, way: &str, message: &Message) -> Result<(), S
             config.mail.as_ref().ok_or("no mail is configured")?,
             to,
             message,
+            PATIENCE,
         ),
         (_, "webhook") => webhook(
             config.webhook.as_ref().ok_or("no webhook is configured")?,
@@ -84,7 +85,7 @@ fn compose(config: &MailConfig, to: &str, message: &Message) -> Result<lettre::M
         .map_err(|e| format!("cannot write the mail: {e}"))
 }
 
-fn mail(config: &MailConfig, to: &str, message: &Message) -> Result<(), String> {
+fn mail(config: &MailConfig, to: &str, message: &Message, limit: Duration) -> Result<(), String> {
     let email = compose(config, to, message)?;
     let Some(server) = &config.server else {
         return sendmail(&config.sendmail, &email);
@@ -105,10 +106,10 @@ fn mail(config: &MailConfig, to: &str, message: &Message) -> Result<(), String> 
         Security::Tls => (Tls::Wrapper(parameters()?), 465),
         Security::None => (Tls::None, 25),
     };
-    let mut transport = SmtpTransport::builder_dangerous(server)
+    let mut transport = AsyncSmtpTransport::<Tokio1Executor>::builder_dangerous(server)
         .tls(tls)
         .port(config.port.unwrap_or(port))
-        .timeout(Some(PATIENCE));
+        .timeout(Some(limit));
     let password = secret::read(
         config.password_file.as_deref(),
         config.password_credential.as_deref(),
@@ -117,9 +118,28 @@ fn mail(config: &MailConfig, to: &str, message: &Message) -> Result<(), String> 
         transport =
             transport.credentials(Credentials::new(user.clone(), password.reveal().to_owned()));
     }
-    let sent = transport.build().send(&email);
-    sent.map(drop)
-        .map_err(|e| format!("the mail server {server} did not take it: {}", chain(&e)))
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot send a mail: {e}"))?;
+    let transport = transport.build();
+    let sent = runtime.block_on(async {
+        let send = transport.send(email);
+        tokio::time::timeout(limit, send).await
+    });
+    // A name server that does not answer holds a thread, for which nothing waits.
+    runtime.shutdown_background();
+    match sent {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(e)) => Err(format!(
+            "the mail server {server} did not take it: {}",
+            chain(&e)
+        )),
+        Err(_) => Err(format!(
+            "the mail server {server} did not take it within {} s",
+            limit.as_secs_f64()
+        )),
+    }
 }
 
 /// An error with what caused it.
@@ -496,12 +516,12 @@ mod tests {
             sendmail: program.clone(),
         };
         assert!(
-            super::mail(&config, "a@example.org", &message())
+            super::mail(&config, "a@example.org", &message(), PATIENCE)
                 .unwrap_err()
                 .contains("cannot start")
         );
         script(format!("#!/bin/sh\ncat > {}\n", mail.display()));
-        super::mail(&config, "a@example.org", &message()).unwrap();
+        super::mail(&config, "a@example.org", &message(), PATIENCE).unwrap();
         let sent = std::fs::read_to_string(&mail).unwrap();
         assert!(sent.contains("To: a@example.org"), "{sent}");
         assert!(
@@ -510,9 +530,39 @@ mod tests {
         );
         script("#!/bin/sh\ncat >/dev/null\nexit 75\n".to_owned());
         assert!(
-            super::mail(&config, "a@example.org", &message())
+            super::mail(&config, "a@example.org", &message(), PATIENCE)
                 .unwrap_err()
                 .contains("75")
         );
+    }
+
+    /// A server that says a line now and then is given up like one that says nothing.
+    #[test]
+    fn dribbling_mail_server_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // Ends with the client. The pause is the pace of the lines: nothing is waited for.
+            while stream.write_all(b"220-wait\r\n").is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let config = MailConfig {
+            to: Vec::new(),
+            from: None,
+            server: Some("127.0.0.1".to_owned()),
+            port: Some(port),
+            security: Security::None,
+            user: None,
+            password_file: None,
+            password_credential: None,
+            ca_file: None,
+            sendmail: "/nowhere".into(),
+        };
+        let limit = Duration::from_millis(500);
+        let why = mail(&config, "a@example.org", &message(), limit).unwrap_err();
+        assert!(why.contains("did not take it within 0.5 s"), "{why}");
+        server.join().unwrap();
     }
 }

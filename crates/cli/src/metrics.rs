@@ -7,11 +7,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_health::Report;
+use hearth_io::until::Until;
 use hearth_metrics::{Form, Judged, with_health};
 use hearth_monitor::part::Context;
 use hearth_monitor::watch::Seen;
@@ -21,7 +22,7 @@ use serde::Deserialize;
 use crate::args::{Global, Metrics};
 use crate::{Outcome, overview};
 
-/// Longest wait for a client to send, or to take, something.
+/// Longest wait for a client to send its request, or to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest wait for the second service: less than Prometheus waits for all of it.
 const SECOND_PATIENCE: Duration = Duration::from_secs(3);
@@ -184,10 +185,9 @@ fn request(stream: impl Read) -> std::io::Result<Option<(String, Option<String>)
     Ok(path.map(|p| (p.to_owned(), accept)))
 }
 
-fn answer(source: &Source, mut stream: &TcpStream) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let asked = request(stream)?;
+fn answer(source: &Source, stream: &TcpStream) -> std::io::Result<()> {
+    let mut stream = Until::new(stream, Instant::now() + PATIENCE);
+    let asked = request(&mut stream)?;
     let plain = Form::Plain.content_type();
     let (status, kind, body) = match asked {
         Some((path, accept)) if path == "/metrics" => {
@@ -207,6 +207,8 @@ fn answer(source: &Source, mut stream: &TcpStream) -> std::io::Result<()> {
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
+    // The figures may have taken long themselves.
+    stream.extend(Instant::now() + PATIENCE);
     stream.write_all(head.as_bytes())?;
     stream.write_all(body.as_bytes())
 }

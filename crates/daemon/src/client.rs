@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::api::types::ErrorBody;
 use crate::error::{Error, Kind, Result};
 use crate::{rundir, sign};
+use hearth_io::until::{Until, connect_unix};
 
 /// Largest answer read: a thousand disks' statistics are a few MiB.
 const ANSWER_MAX: u64 = 64 << 20;
@@ -65,7 +66,7 @@ impl Client {
 
     /// True if a daemon listens.
     pub fn is_up(&self) -> bool {
-        connect(&self.socket, self.patience).is_ok()
+        connect_unix(&self.socket, self.patience).is_ok()
     }
 
     /// `GET path`.
@@ -153,12 +154,12 @@ impl Client {
         limit: Duration,
     ) -> Result<Vec<u8>> {
         let end = Instant::now() + limit;
-        let mut stream = connect(&self.socket, limit).map_err(|e| match e.kind() {
+        let stream = connect_unix(&self.socket, limit).map_err(|e| match e.kind() {
             ErrorKind::TimedOut => self.stuck(limit),
             _ => self.no_daemon(&e),
         })?;
-        let talk = |stream: &mut UnixStream| -> std::io::Result<Vec<u8>> {
-            stream.set_write_timeout(Some(limit))?;
+        let mut stream = Until::new(stream, end);
+        let talk = |stream: &mut Until<UnixStream>| -> std::io::Result<Vec<u8>> {
             let mut request =
                 format!("{method} {path} HTTP/1.1\r\nHost: hearth\r\nConnection: close\r\n");
             if let Some(kind) = self.accept {
@@ -176,10 +177,10 @@ impl Client {
                 Err(e) if e.kind() != ErrorKind::BrokenPipe => return Err(e),
                 _ => {}
             }
-            read_until(stream, end)
+            read_all(stream)
         };
         talk(&mut stream).map_err(|e| match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.stuck(limit),
+            ErrorKind::TimedOut => self.stuck(limit),
             _ => Error::unavailable(
                 format!(
                     "the connection to the daemon behind {} broke: {e}",
@@ -258,7 +259,7 @@ impl Client {
         if self.socket == roots {
             return None;
         }
-        match connect(&roots, LOOK_TIMEOUT) {
+        match connect_unix(&roots, LOOK_TIMEOUT) {
             Ok(_) => Some("use it with --run-dir /run/hearth"),
             Err(e) if e.kind() == ErrorKind::PermissionDenied => Some(
                 "use it with sudo; `hearth serve --control-group GROUP` lets a group control it",
@@ -268,30 +269,11 @@ impl Client {
     }
 }
 
-/// Connects. A daemon that accepts nothing any more leaves connections in a queue, and lets us wait
-/// once that is full.
-fn connect(socket: &Path, limit: Duration) -> std::io::Result<UnixStream> {
-    let (tell, told) = std::sync::mpsc::channel();
-    let path = socket.to_owned();
-    // The thread ends with the connection, or else with this program.
-    std::thread::Builder::new().spawn(move || {
-        // Nobody may be waiting any more.
-        let _ = tell.send(UnixStream::connect(path));
-    })?;
-    told.recv_timeout(limit)
-        .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
-}
-
-/// Everything that comes until the peer closes, if it does before `end`.
-fn read_until(stream: &mut UnixStream, end: Instant) -> std::io::Result<Vec<u8>> {
+/// Everything that comes until the peer closes.
+fn read_all(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
     let mut raw = Vec::new();
     let mut piece = vec![0; 64 << 10];
     while (raw.len() as u64) < ANSWER_MAX {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
         match stream.read(&mut piece) {
             Ok(0) => break,
             Ok(n) => raw.extend_from_slice(&piece[..n]),
@@ -505,7 +487,7 @@ mod tests {
         socket.listen(1).unwrap();
         let mut waiting = Vec::new();
         let full = loop {
-            match connect(&full, limit) {
+            match connect_unix(&full, limit) {
                 Ok(stream) => waiting.push(stream),
                 Err(e) => break e,
             }

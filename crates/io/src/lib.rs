@@ -30,6 +30,7 @@ mod sync;
 mod sys;
 pub mod targets;
 mod threads;
+pub mod until;
 mod uring;
 pub mod user;
 pub mod wake;

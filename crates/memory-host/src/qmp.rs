@@ -7,8 +7,9 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use hearth_io::until::{Until, connect_unix};
 use serde_json::{Value, json};
 
 /// Longest an answer may take.
@@ -21,7 +22,7 @@ const LINES_MAX: usize = 1000;
 /// A connection.
 #[derive(Debug)]
 pub struct Qmp {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Until<UnixStream>>,
     /// QEMU's process.
     pub pid: Option<u32>,
     /// The balloon device, if there is one.
@@ -59,12 +60,10 @@ fn wrong(what: impl Into<String>) -> io::Error {
 impl Qmp {
     /// Connects.
     pub fn open(path: &Path) -> io::Result<Qmp> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let stream = connect_unix(path, PATIENCE)?;
         let mut qmp = Qmp {
             pid: peer(&stream),
-            stream: BufReader::new(stream),
+            stream: BufReader::new(Until::new(stream, Instant::now() + PATIENCE)),
             balloon: None,
         };
         if qmp.line()?.get("QMP").is_none() {
@@ -81,7 +80,7 @@ impl Qmp {
             .take(LINE_MAX)
             .read_until(b'\n', &mut line)
             .map_err(|e| match e.kind() {
-                io::ErrorKind::WouldBlock => io::Error::new(
+                io::ErrorKind::TimedOut => io::Error::new(
                     io::ErrorKind::TimedOut,
                     "QEMU does not answer: it hangs, or somebody else uses its QMP socket",
                 ),
@@ -97,6 +96,7 @@ impl Qmp {
     pub fn ask(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
         let text = json!({"execute": command, "arguments": arguments}).to_string();
         let socket = self.stream.get_mut();
+        socket.extend(Instant::now() + PATIENCE);
         socket.write_all(text.as_bytes())?;
         socket.write_all(b"\n")?;
         for _ in 0..LINES_MAX {
@@ -281,5 +281,23 @@ mod tests {
         drop(qmp);
         qemu.join().unwrap();
         assert!(Qmp::open(&dir.path().join("none")).is_err());
+    }
+
+    /// A greeting that never ends is given up after its time.
+    #[test]
+    fn dribbled_greeting_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("q");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // Ends with the client. The pause is the pace of the bytes: nothing is waited for.
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let error = Qmp::open(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        qemu.join().unwrap();
     }
 }

@@ -4,8 +4,11 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use hearth_io::until::{Until, connect_unix};
 
 /// Most bytes that are read of what a program says.
 const OUTPUT_MAX: u64 = 8 << 20;
@@ -88,31 +91,25 @@ pub fn ask_as_root(
     args: &[&str],
     limit: Duration,
 ) -> Result<Said, Mute> {
-    match UnixStream::connect(PROBE) {
+    match connect_unix(Path::new(PROBE), limit) {
         Ok(probe) => through(probe, question, limit),
         Err(_) => ask(program, args, limit),
     }
 }
 
-fn through(mut probe: UnixStream, question: &str, limit: Duration) -> Result<Said, Mute> {
+fn through(probe: UnixStream, question: &str, limit: Duration) -> Result<Said, Mute> {
     let mute = |e: io::Error| match e.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => Mute::Late,
+        ErrorKind::TimedOut => Mute::Late,
         _ => Mute::Io(e),
     };
-    let end = Instant::now() + limit;
-    probe.set_write_timeout(Some(limit)).map_err(mute)?;
+    let mut probe = Until::new(probe, Instant::now() + limit);
     probe
         .write_all(format!("{question}\n").as_bytes())
         .map_err(mute)?;
-    probe.shutdown(Shutdown::Write).map_err(mute)?;
+    probe.get_ref().shutdown(Shutdown::Write).map_err(mute)?;
     let mut output = Vec::new();
     let mut piece = vec![0; 64 << 10];
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Mute::Late);
-        }
-        probe.set_read_timeout(Some(left)).map_err(mute)?;
         match probe.read(&mut piece) {
             Ok(0) => break,
             Ok(n) => output.extend_from_slice(&piece[..n]),

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use hearth_fault::Fault;
+use hearth_io::until::{Until, connect_unix};
 
 /// Longest time to get a connection and agree on it. A server that takes longer is as good as
 /// not there; it is asked again.
@@ -106,7 +107,10 @@ pub struct Connection {
 impl Dial for Uri {
     fn dial(&self, deadline: Instant) -> Result<OwnedFd, ConnectError> {
         match &self.address {
-            Address::Unix(path) => UnixStream::connect(path).map(OwnedFd::from),
+            Address::Unix(path) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                connect_unix(path, left).map(OwnedFd::from)
+            }
             Address::Tcp { host, port } => tcp(host, *port, deadline).map(OwnedFd::from),
         }
         .map_err(|source| ConnectError::Connect {
@@ -175,8 +179,10 @@ fn option(
 pub fn connect(dial: &dyn Dial, export: &str, limit: Duration) -> Result<Connection, ConnectError> {
     let deadline = Instant::now() + limit;
     // Only reading, writing and time limits are used, which are the same for every socket.
-    let mut stream = UnixStream::from(dial.dial(deadline)?);
-    let agreed = agree(&mut stream, dial, export, deadline, limit)?;
+    let stream = UnixStream::from(dial.dial(deadline)?);
+    let mut stream = Until::new(stream, deadline);
+    let agreed = agree(&mut stream, dial, export, limit)?;
+    let stream = stream.into_inner();
     let lasting = stream
         .set_read_timeout(None)
         .and_then(|()| stream.set_write_timeout(None));
@@ -191,15 +197,14 @@ pub fn connect(dial: &dyn Dial, export: &str, limit: Duration) -> Result<Connect
 }
 
 fn agree(
-    stream: &mut UnixStream,
+    stream: &mut Until<UnixStream>,
     dial: &dyn Dial,
     export: &str,
-    deadline: Instant,
     limit: Duration,
 ) -> Result<Negotiated, ConnectError> {
     let name = || dial.name();
     let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ConnectError::Silent {
+        io::ErrorKind::TimedOut => ConnectError::Silent {
             name: name(),
             limit,
         },
@@ -212,17 +217,6 @@ fn agree(
     let mut handshake = Handshake::new(export);
     let mut buffer = [0u8; 4096];
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ConnectError::Silent {
-                name: name(),
-                limit,
-            });
-        }
-        stream
-            .set_read_timeout(Some(left))
-            .and_then(|()| stream.set_write_timeout(Some(left)))
-            .map_err(failed)?;
         let n = match stream.read(&mut buffer) {
             Ok(0) => return Err(ConnectError::Closed(name())),
             Ok(n) => n,

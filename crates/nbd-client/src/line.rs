@@ -2,7 +2,7 @@
 
 use crate::connect::Connection;
 use crate::transmission::{Broken, Finished, REQUESTS_MAX, Request, Transmission};
-use hearth_io::{Buf, BufSlice, Proactor, SendList, now_ns};
+use hearth_io::{Buf, BufSlice, Proactor, SendList};
 use hearth_nbd_wire::cmd;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,8 +26,6 @@ pub(crate) struct Line {
     scratch: BufSlice,
     /// The receive under way goes to a request's memory.
     direct: bool,
-    /// When something was received last, or when it was first asked for something after that.
-    heard_ns: u64,
     receiving: bool,
     sending: bool,
     more: bool,
@@ -45,7 +43,6 @@ impl Line {
             unsent: VecDeque::new(),
             scratch: Buf::zeroed(SCRATCH).all(),
             direct: false,
-            heard_ns: 0,
             receiving: false,
             sending: false,
             more: false,
@@ -57,19 +54,11 @@ impl Line {
         self.transmission.in_flight()
     }
 
-    /// True if it owes an answer and has been silent since before `before_ns`.
-    pub(crate) fn is_silent_since(&self, before_ns: u64) -> bool {
-        self.in_flight() > 0 && self.heard_ns < before_ns
-    }
-
     /// Queues a request; false, without having done so, if the connection is full.
     pub(crate) fn request(&mut self, cookie: u64, request: &Request) -> bool {
         let Some(index) = self.free_headers.pop() else {
             return false;
         };
-        if self.in_flight() == 0 {
-            self.heard_ns = now_ns();
-        }
         let header = self.transmission.begin(cookie, request.clone());
         let mut slot = self.headers.slice(index * HEADER_SLOT, header.len());
         slot.bytes_mut().copy_from_slice(&header);
@@ -119,7 +108,6 @@ impl Line {
     ) -> (Vec<Finished>, Result<(), Broken>) {
         self.receiving = false;
         self.more = more;
-        self.heard_ns = now_ns();
         let sound = if self.direct {
             self.transmission.received(bytes)
         } else {

@@ -46,9 +46,9 @@ const BACKOFF: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// How often waiting operations are looked at for their limit.
 const CHECK_NS: u64 = 100_000_000;
-/// A connection is lost when it alone is silent for so many limits: it may have died alone (a
-/// firewall forgot it), or carry the one slow request.
-const LINE_LIMITS: u64 = 4;
+/// Connections are lost when one request is unanswered for so many limits although others are answered: its connection
+/// may have died alone (a firewall forgot it), or the server answers it a byte at a time.
+const REQUEST_LIMITS: u64 = 4;
 /// Longest wait, at the end, for the last flush.
 const GOODBYE_NS: u64 = 10_000_000_000;
 
@@ -60,6 +60,14 @@ enum Phase {
     Down { next_ns: u64, dialing: bool },
 }
 
+/// A request in flight.
+struct Flying {
+    owner: Owner,
+    /// How much of the journal a flush covers.
+    mark: u64,
+    since_ns: u64,
+}
+
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     dial: Arc<dyn Dial>,
@@ -68,13 +76,13 @@ pub(crate) struct Worker {
     agreed: Negotiated,
     phase: Phase,
     tasks: Tasks,
-    /// Requests in flight, by cookie: whose they are, and how much of the journal a flush covers.
-    /// The connections have their content.
-    flying: HashMap<u64, (Owner, u64)>,
+    /// Requests in flight, by cookie. The connections have their content.
+    flying: HashMap<u64, Flying>,
     /// Discards and zeroings among them.
     effects: usize,
-    /// When the server was heard of last, or first owed an answer after that.
-    heard_ns: u64,
+    /// When the server last completed an answer, or first owed one after that. A part of an answer does not count: a server
+    /// that sends a byte now and then would hold a request without limit.
+    answered_ns: u64,
     journal: Journal,
     lines: Vec<Line>,
     next_cookie: u64,
@@ -117,7 +125,7 @@ impl Worker {
             tasks: Tasks::default(),
             flying: HashMap::new(),
             effects: 0,
-            heard_ns: 0,
+            answered_ns: 0,
             journal: Journal::default(),
             lines: Vec::new(),
             next_cookie: 1,
@@ -256,11 +264,11 @@ impl Worker {
         }
     }
 
-    /// True if the server owes answers and has given none of any kind since before `before_ns`.
+    /// True if the server owes answers and has completed none since before `before_ns`, or one for far longer.
     fn is_silent_since(&self, before_ns: u64, limit_ns: u64) -> bool {
-        let long_before = before_ns.saturating_sub((LINE_LIMITS - 1).saturating_mul(limit_ns));
-        !self.flying.is_empty() && self.heard_ns < before_ns
-            || self.lines.iter().any(|l| l.is_silent_since(long_before))
+        let long_before = before_ns.saturating_sub((REQUEST_LIMITS - 1).saturating_mul(limit_ns));
+        !self.flying.is_empty() && self.answered_ns < before_ns
+            || self.flying.values().any(|f| f.since_ns < long_before)
     }
 
     /// What operations are told that are not done.
@@ -359,10 +367,19 @@ impl Worker {
             let cookie = self.next_cookie;
             self.next_cookie += 1;
             self.effects += usize::from(request.is_effect());
+            let since_ns = now_ns();
             if self.flying.is_empty() {
-                self.heard_ns = now_ns();
+                self.answered_ns = since_ns;
             }
-            self.flying.insert(cookie, (owner, self.journal.mark()));
+            let mark = self.journal.mark();
+            self.flying.insert(
+                cookie,
+                Flying {
+                    owner,
+                    mark,
+                    since_ns,
+                },
+            );
             self.lines[i].request(cookie, &request);
         }
         for line in &mut self.lines {
@@ -427,7 +444,6 @@ impl Worker {
                 more,
                 ..
             } => {
-                self.heard_ns = now_ns();
                 // What was answered before the stream broke is answered: it is not in flight any more,
                 // so nobody would ask again.
                 let (finished, sound) = line.received(n, more);
@@ -457,7 +473,11 @@ impl Worker {
         {
             // A guest took its memory away. Its requests cannot be repeated; the others can.
             for cookie in line.faulted() {
-                if let Some((Owner::Task(id), _)) = self.flying.remove(&cookie) {
+                if let Some(Flying {
+                    owner: Owner::Task(id),
+                    ..
+                }) = self.flying.remove(&cookie)
+                {
                     self.gone.push(id);
                 }
             }
@@ -466,9 +486,10 @@ impl Worker {
     }
 
     fn finished(&mut self, done: Finished) {
-        let Some((owner, mark)) = self.flying.remove(&done.cookie) else {
+        let Some(Flying { owner, mark, .. }) = self.flying.remove(&done.cookie) else {
             return;
         };
+        self.answered_ns = now_ns();
         self.effects -= usize::from(done.request.is_effect()).min(self.effects);
         if done.result.is_ok() && done.request.command == cmd::FLUSH {
             self.journal.forget(mark);
@@ -591,7 +612,11 @@ impl Worker {
         let mut again: Vec<(u64, Part)> = Vec::new();
         for line in self.lines.drain(..) {
             for (cookie, request) in line.abandon() {
-                if let Some((owner @ Owner::Task(_), _)) = self.flying.remove(&cookie) {
+                if let Some(Flying {
+                    owner: owner @ Owner::Task(_),
+                    ..
+                }) = self.flying.remove(&cookie)
+                {
                     again.push((cookie, Part { owner, request }));
                 }
             }

@@ -420,3 +420,18 @@ fn a_server_that_goes_on_shutting_down_is_asked_at_growing_intervals() {
     assert_eq!(rig.write(0, &pattern(4096, 1)), Ok(()));
     assert_eq!(rig.flush(), Ok(()));
 }
+
+/// A server that sends a byte of its answer now and then is as silent as one that hangs.
+#[test]
+fn dribbled_answer_fails_after_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path());
+    let mut rig = Rig::new(server.open(Duration::from_millis(500)));
+    server.dribble.store(true, Ordering::SeqCst);
+    // The whole answer would take three minutes.
+    assert_eq!(rig.read(0, 4096).0, EIO);
+    assert!(rig.link().reason.is_some());
+    server.dribble.store(false, Ordering::SeqCst);
+    until("the server is used again", || rig.link().connected);
+    assert_eq!(rig.read(0, 4096).0, Ok(()));
+}

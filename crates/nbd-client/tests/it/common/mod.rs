@@ -46,6 +46,8 @@ pub struct Server {
     pub writes: AtomicU64,
     pub flushes: AtomicU64,
     /// Sent instead of the reply to the next read.
+    /// Reads are answered a byte at a time, so slowly that the data does not end within any limit.
+    pub dribble: AtomicBool,
     pub lie: Mutex<Option<Vec<u8>>>,
     up: AtomicBool,
     pub path: PathBuf,
@@ -82,6 +84,7 @@ impl Server {
             size: AtomicU64::new(size),
             writes: AtomicU64::new(0),
             flushes: AtomicU64::new(0),
+            dribble: AtomicBool::new(false),
             lie: Mutex::new(None),
             up: AtomicBool::new(false),
             path: dir.join("s"),
@@ -224,6 +227,14 @@ impl Server {
                         request.len,
                     );
                     stream.write_all(head.bytes())?;
+                    if self.dribble.load(Ordering::SeqCst) {
+                        for byte in &data {
+                            stream.write_all(&[*byte])?;
+                            // The pace of the answer: no condition is waited for.
+                            std::thread::sleep(Duration::from_millis(50));
+                        }
+                        continue;
+                    }
                     stream.write_all(&data)?;
                     continue;
                 }
