@@ -55,14 +55,28 @@ pub struct Compared {
     pub equal: usize,
     /// Byte offset of the first one that is not.
     pub differs: Option<u64>,
-    /// Nothing was left out: neither for want of time, nor because the origin could not be read.
-    pub complete: bool,
+    /// Blocks that the origin could not return.
+    pub unread: usize,
+    /// It was ended before all was compared.
+    pub stopped: bool,
+    /// Clean blocks in all, if they were counted.
+    pub all: usize,
 }
 
 impl Compared {
     /// Enough was compared to take an origin for unchanged whose time of change is another.
     pub fn is_enough(&self) -> bool {
         self.differs.is_none() && self.equal >= FEWEST
+    }
+
+    /// Nothing was left out: neither for want of time, nor because the origin could not be read.
+    pub fn is_complete(&self) -> bool {
+        !self.stopped && self.unread == 0
+    }
+
+    /// The origin could not return so much that the comparison proves nothing.
+    pub fn is_unreadable(&self) -> bool {
+        self.differs.is_none() && self.unread > 0 && self.equal < self.all.min(RECENT_MAX)
     }
 }
 
@@ -112,7 +126,7 @@ impl Subject<'_> {
         let end = Instant::now() + ALL_TIME;
         let (all, count) = self.engine.clean_spread(self.id, SPREAD_MAX, 0);
         let mut found = self.compare(&all, &mut |_| Instant::now() < end);
-        found.complete &= count == all.len();
+        found.stopped |= count != all.len();
         found
     }
 
@@ -125,7 +139,7 @@ impl Subject<'_> {
         let mut first = self.engine.clean_recent(self.id, recent_max);
         first.sort_unstable();
         let mut found = Compared {
-            complete: true,
+            all,
             ..Compared::default()
         };
         let mut add = |part: &[(u64, u32)], found: &mut Compared| {
@@ -136,8 +150,10 @@ impl Subject<'_> {
             });
             found.equal += step.equal;
             found.differs = found.differs.or(step.differs);
-            found.complete &= step.complete;
-            found.complete && found.differs.is_none()
+            found.unread += step.unread;
+            found.stopped |= step.stopped;
+            // A block that cannot be read says nothing about the others.
+            !found.stopped && found.differs.is_none()
         };
         let marks = self.marked();
         if !add(&marks, &mut found) {
@@ -204,17 +220,14 @@ fn compare(
 ) -> Compared {
     let size = device.size();
     let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
-    let mut found = Compared {
-        complete: true,
-        ..Compared::default()
-    };
+    let mut found = Compared::default();
     for run in runs(blocks) {
         if !go_on(&found) {
-            found.complete = false;
+            found.stopped = true;
             break;
         }
         let Some(differing) = compare_run(device, size, run, buffer.bytes_mut()) else {
-            found.complete = false;
+            found.unread += run.len();
             continue;
         };
         // The disk may be served: a write changes the origin before the cache knows the new content.
@@ -350,8 +363,7 @@ mod tests {
             |blocks: &[_], still: bool| compare(&device, blocks, &|_, _| still, &mut |_| true);
         let all = Compared {
             equal: 4,
-            differs: None,
-            complete: true,
+            ..Compared::default()
         };
         assert_eq!(look(&good, true), all);
         // A gap is read and not compared.
@@ -363,11 +375,14 @@ mod tests {
         let changing = look(&bad, false);
         assert_eq!((changing.equal, changing.differs), (3, None));
         // Blocks that were not compared for lack of time, or cannot be read, do not count as equal.
-        assert!(!compare(&device, &good, &|_, _| true, &mut |_| false).complete);
+        assert!(compare(&device, &good, &|_, _| true, &mut |_| false).stopped);
         let beyond = [(0, good[0].1), (1 << 20, 0)];
         let compared = look(&beyond, true);
         assert_eq!((compared.equal, compared.differs), (1, None));
-        assert!(!compared.complete);
+        assert!(!compared.is_complete() && compared.unread == 1);
+        // A difference behind what cannot be read is found.
+        let hidden = [(1 << 20, 0), (0, good[0].1), bad[3]];
+        assert_eq!(look(&hidden[..], true).differs, Some(3 * 4096));
     }
 
     #[test]

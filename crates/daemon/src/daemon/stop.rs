@@ -361,17 +361,27 @@ impl Daemon {
         // What has something left on flash that is given up: if it answers again, it has what was dirty
         // before the guests wrote past it.
         let left: Vec<u16> = served
-            .into_iter()
+            .iter()
+            .copied()
             .filter(|id| off && self.engine.void_seq(*id).is_none())
             .collect();
         lock(&self.pool).change_or_keep(|registry| {
             for record in &mut registry.disks {
+                let is_unverified = self.engine.is_unverified(record.id);
                 if left.contains(&record.id) {
                     origin::distrust(record);
+                } else if origin::is_distrusted(record)
+                    && (is_unverified || !served.contains(&record.id))
+                {
+                    // It was found to differ, and what follows from that is not done.
+                    continue;
                 } else if let Some((_, now)) = attached.iter().find(|(id, _)| *id == record.id) {
                     record.origin_identity = Some(*now);
                     // What was not compared is compared at the next start.
-                    record.clean_detach = !self.engine.is_unverified(record.id);
+                    record.clean_detach = !is_unverified;
+                } else if record.origin_identity.is_none_or(|left| left.mtime_ns == 0) {
+                    // Only an origin that was served until now cannot have changed: the successor compares the others.
+                    record.clean_detach = false;
                 }
             }
             Ok(())

@@ -250,6 +250,37 @@ fn misfit_found_in_service_is_a_question() -> Result<()> {
     Ok(())
 }
 
+/// A disk that was refused is no disk that was served until now: an upgrade must not take it over without a look.
+#[test]
+fn refused_disk_stays_refused_over_upgrade() -> Result<()> {
+    let mut s = setup(&[])?;
+    // With the same name in the log: what was dirty at the stop waits on flash.
+    let mut client = s.hearth.connect("d")?;
+    client.write(10 * MIB, &[0xEE; 65536])?;
+    client.flush()?;
+    drop(client);
+    s.server.kill9()?;
+    s.hearth.stop()?;
+    write_random(&s.file, SIZE, 2)?;
+    let before = std::fs::read(&s.file)?;
+    s.server.up()?;
+    s.hearth.start()?;
+    let is_refused = || {
+        wait::until("the disk is refused", LIMIT, || {
+            let info = show(&s.hearth, "d").ok()?;
+            (info["state"] == "refused").then_some(info)
+        })
+        .with_context(|| s.hearth.log())
+    };
+    is_refused()?;
+    s.hearth.ok(&["upgrade", "--yes"])?;
+    let info = is_refused()?;
+    ensure!(info["dirty"] == 65536, "{info}");
+    s.hearth.stop()?;
+    ensure!(std::fs::read(&s.file)? == before, "the origin was written");
+    Ok(())
+}
+
 /// Flash and state directory of an earlier moment, put back while the origin is newer.
 #[test]
 fn restored_flash_serves_no_older_blocks() -> Result<()> {
@@ -328,6 +359,34 @@ fn on_start_drops_or_keeps_cached_blocks() -> Result<()> {
         "{info}"
     );
     is_still_cached(&s.hearth)
+}
+
+/// Dirty blocks are no part of what is dropped at a start: the disk they belong to is still looked at.
+#[test]
+fn on_start_drop_compares_for_dirty_blocks() -> Result<()> {
+    let mut s = setup(&["--on-start", "drop"])?;
+    warm_up(&s.hearth)?;
+    let mut client = s.hearth.connect("d")?;
+    client.write(20 * MIB, &[0xEE; 65536])?;
+    client.flush()?;
+    drop(client);
+    s.hearth.kill9()?;
+    s.server.kill9()?;
+    // Nearly all of what is cached, but not where a first look reads.
+    let before = hot_of(&s.file)?;
+    let changed: Vec<u8> = before.iter().map(|byte| byte ^ 1).collect();
+    write(&s.file, HOT.start, &changed)?;
+    let before = std::fs::read(&s.file)?;
+    s.server.up()?;
+    s.hearth.start()?;
+    wait::until("the disk is refused", LIMIT, || {
+        let info = show(&s.hearth, "d").ok()?;
+        (info["state"] == "refused").then_some(info)
+    })
+    .with_context(|| s.hearth.log())?;
+    s.hearth.stop()?;
+    ensure!(std::fs::read(&s.file)? == before, "the origin was written");
+    Ok(())
 }
 
 /// A daemon whose disks lie on one modelled hard disk: block devices of another host, which have no times.

@@ -117,7 +117,7 @@ impl Daemon {
         }
         if looks.differs.is_some() && trust == Some(Trust::Flash) {
             let all = self.subject(record.id, &device).all();
-            looks.clean_fits = all.complete && all.differs.is_none();
+            looks.clean_fits = all.is_complete() && all.differs.is_none();
         }
         Ok(Opened::looked_at(device, identity, looks, chain, ownership))
     }

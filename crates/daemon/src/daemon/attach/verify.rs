@@ -30,8 +30,14 @@ use crate::workers::{Class, Spot};
 const DRIVE_TIME: Duration = Duration::from_secs(45);
 /// Wait before an origin is compared again that could not be read.
 const RETRY_TIME: Duration = Duration::from_secs(1);
+/// How often an origin is compared of which some blocks cannot be read, before the others have to do: bad sectors must not
+/// keep a cache void without limit.
+const TRIES_MAX: u32 = 10;
 /// Shortest share of a disk.
 const SHARE_MIN: Duration = Duration::from_secs(1);
+
+/// Why a cache is dropped with `--on-start drop`.
+const DROPPED: &str = "its cache is to be dropped at each start";
 
 /// What has to be compared of a disk.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +54,8 @@ struct Job {
     id: DiskId,
     device: Arc<Device>,
     check: Check,
+    /// How often it could not be read.
+    tries: u32,
 }
 
 /// Disks that wait, by the drive they lie on, and until when that drive's are to be done.
@@ -59,7 +67,12 @@ impl Daemon {
     pub(super) fn check_later(self: &Arc<Daemon>, id: DiskId, device: Arc<Device>, check: Check) {
         let drive = self.drive_of(id);
         let mut checks = lock(&self.checks.0);
-        let job = Job { id, device, check };
+        let job = Job {
+            id,
+            device,
+            check,
+            tries: 0,
+        };
         if let Some((waiting, _)) = checks.get_mut(&drive) {
             waiting.push_back(job);
             return;
@@ -69,11 +82,12 @@ impl Daemon {
         drop(checks);
         let daemon = self.clone();
         self.aside(&drive.clone(), Class::Background, move || {
-            while let Some((job, end)) = daemon.next_check(&drive) {
+            while let Some((mut job, end)) = daemon.next_check(&drive) {
                 if daemon.check(&job, end) {
                     continue;
                 }
                 // It cannot be read. The others go first, and then it is tried again.
+                job.tries += 1;
                 if let Some((waiting, _)) = lock(&daemon.checks.0).get_mut(&drive) {
                     waiting.push_back(job);
                 }
@@ -118,10 +132,12 @@ impl Daemon {
 
     /// Compares a disk; false if nothing of its origin could be read.
     fn check(self: &Arc<Daemon>, job: &Job, end: Instant) -> bool {
-        let Job { id, device, check } = job;
+        let Job {
+            id, device, check, ..
+        } = job;
         let name = self.name_of(*id);
-        let differs = if check.drop {
-            Some("its cache is to be dropped at each start".to_owned())
+        let differs = if check.drop && !check.owed {
+            Some(DROPPED.to_owned())
         } else {
             let subject = crate::compare::Subject {
                 engine: &self.engine,
@@ -134,7 +150,9 @@ impl Daemon {
             if !self.note_check(*id, device, found.equal as u64, found.equal as u64) {
                 return true;
             }
-            if found.equal == 0 && found.differs.is_none() && !found.complete {
+            let has_nothing = found.equal == 0 && found.differs.is_none();
+            let is_unread = found.is_unreadable() && job.tries < TRIES_MAX;
+            if has_nothing && !found.is_complete() || is_unread {
                 return false;
             }
             tracing::info!(disk = %name, blocks = found.equal, "cached blocks were compared with the origin");
@@ -142,9 +160,14 @@ impl Daemon {
                 .differs
                 .map(|at| format!("its content at offset {at} is not what was left there"))
         };
+        let has_changed = differs.is_some();
+        let differs = differs.or_else(|| {
+            // What is dirty was compared for, and stays.
+            check.drop.then(|| DROPPED.to_owned())
+        });
         let outcome = match differs {
             None => Ok(true),
-            Some(why) if check.owed && !check.drop => {
+            Some(why) if check.owed && has_changed => {
                 self.take_out_of_service(*id, &name, &why).map(|()| false)
             }
             Some(why) => self.drop_copies(*id, &name, device, &why).map(|()| true),
