@@ -12,6 +12,7 @@ use hearth_nfs::tree::{Outcome, Tree};
 use hearth_nfs::v3::Attributes;
 use rustix::fs::{FallocateFlags, Mode, SeekFrom, Stat, Timestamps};
 
+use crate::twin::scrub::Reconciled;
 use crate::twin::{Twin, TwinFile};
 
 /// See the module.
@@ -214,11 +215,17 @@ impl Body {
         Ok(())
     }
 
-    /// What it has from an offset on in each of two trees; none if there are not two, or one is not current.
-    pub(crate) fn data_of_both(&self, at: u64, len: u64) -> Option<[Vec<u8>; 2]> {
+    /// Compares a range in two trees; none if there are not two, or one is not current.
+    pub(crate) fn reconcile(
+        &self,
+        offset: u64,
+        len: u64,
+        cache: &dyn hearth_mirror::Cache,
+        prefer: Option<usize>,
+    ) -> Option<Reconciled> {
         match self {
             Body::One(_) => None,
-            Body::Two(file) => file.data_of_both(at, len),
+            Body::Two(file) => file.reconcile(offset, len, cache, prefer),
         }
     }
 

@@ -19,12 +19,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_io::{BLOCK, IoError, IoOp, Job, Link, OpKind, Remote};
 use hearth_mirror::Cache;
-use hearth_mirror::machine::{Difference, Finding};
 use hearth_nfs::v3::Time;
 use rustix::fs::{FallocateFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 
 use crate::Look;
 use crate::body::Body;
+use crate::twin::scrub::Reconciled;
 
 /// Threads that read and write the files of a datastore.
 const HANDS: usize = 8;
@@ -87,15 +87,6 @@ struct Seen {
     modified_ns: i64,
     /// In which tree, if there are two.
     side: usize,
-}
-
-/// What came of a comparison of two trees.
-#[derive(Debug, Default)]
-pub struct Reconciled {
-    /// Ranges that were made the same: first byte, bytes.
-    pub repaired: Vec<(u64, u64)>,
-    /// Ranges where nothing shows what is right.
-    pub undecided: Vec<Difference>,
 }
 
 /// Takes back the promise that a file looks as it was left; false if that is not durable.
@@ -434,8 +425,8 @@ impl FileOrigin {
     }
 
     /// Compares a range of the file in its two trees with the cache, while nothing else writes it. Where a copy that the guest
-    /// wrote shows which tree is right, or `prefer` says it, both get that, and cached copies of something else are dropped.
-    /// None: one tree is not current, or another program changed the file.
+    /// wrote shows which tree is right, or `prefer` says it, the other gets that, and cached copies of something else are
+    /// dropped. None: one tree is not current, or another program changed the file.
     pub fn reconcile(
         &self,
         offset: u64,
@@ -448,40 +439,11 @@ impl FileOrigin {
         if !self.compare(&mut seen, &stat) {
             return Ok(None);
         }
-        let Some(data) = self.file.data_of_both(offset, len) else {
-            return Ok(None);
-        };
-        let known = cache.clean(offset, data[0].len() as u64);
-        let sides = [(0, &data[0][..]), (1, &data[1][..])];
-        let mut done = Reconciled::default();
-        for finding in hearth_mirror::compare(offset, &sides, &known, prefer).findings {
-            let (at, len, right, wrong) = match finding {
-                Finding::Undecided(difference) => {
-                    done.undecided.push(difference);
-                    continue;
-                }
-                Finding::Right {
-                    offset: at,
-                    len,
-                    leg,
-                    wrong,
-                    ..
-                } => (at, len, leg, wrong),
-            };
-            let from = (at - offset) as usize;
-            let right = data[right].get(from..from + len as usize);
-            let right = right.unwrap_or_default();
-            if !wrong.is_empty() {
-                self.begin_change()?;
-                self.file.write(&[(at, right)])?;
-                done.repaired.push((at, len));
-            }
-            cache.drop_unlike(at, &hearth_mirror::sums_of(right));
+        if prefer.is_some() {
+            // A crash could bring copies back that are dropped now: what is cached is compared then.
+            self.begin_change()?;
         }
-        if !done.repaired.is_empty() {
-            self.set_times(&mut seen)?;
-        }
-        Ok(Some(done))
+        Ok(self.file.reconcile(offset, len, cache, prefer))
     }
 
     /// What it looks like, for the promise that it stays so. All is durable, times included.

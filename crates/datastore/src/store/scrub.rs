@@ -62,6 +62,8 @@ pub enum Refused {
 pub(super) struct Scrubs {
     state: Mutex<Scrub>,
     cancelled: AtomicBool,
+    /// Listed differences are being decided: no scrub begins meanwhile.
+    deciding: AtomicBool,
 }
 
 impl Scrubs {
@@ -75,6 +77,7 @@ impl Scrubs {
         Scrubs {
             state: Mutex::new(scrub),
             cancelled: AtomicBool::new(false),
+            deciding: AtomicBool::new(false),
         }
     }
 }
@@ -96,6 +99,10 @@ fn load(dir: &Path) -> Scrub {
 
 /// Runs scrubs that are due or were ordered.
 pub(super) fn keep(inner: &Weak<Inner>) {
+    if let Some(inner) = inner.upgrade() {
+        // The time of the first one has to outlive restarts.
+        inner.store_scrub();
+    }
     loop {
         let Some(inner) = inner.upgrade() else { return };
         if inner.is_stopped() {
@@ -105,7 +112,7 @@ pub(super) fn keep(inner: &Weak<Inner>) {
         let is_due = {
             let mut state = lock(&inner.scrubs.state);
             state.habits.believe_clock(now);
-            if state.habits.is_due(now) {
+            if state.habits.is_due(now) && !inner.scrubs.deciding.load(Ordering::SeqCst) {
                 begin(&mut state, now);
             }
             state.habits.scrub.active
@@ -143,25 +150,30 @@ impl super::Datastore {
         if let Some(directory) = &order.prefer {
             let side = twin.side_of(Path::new(directory));
             let side = side.ok_or(Refused::NoDirectory)?;
-            if is_active {
+            if is_active || inner.scrubs.deciding.swap(true, Ordering::SeqCst) {
                 return Err(Refused::Active);
             }
+            let _deciding = Deciding(&inner.scrubs.deciding);
             if state.differences.is_empty() {
                 return Err(Refused::Decided);
             }
             if !twin.is_whole() {
                 return Err(Refused::NotCurrent);
             }
-            let differences = std::mem::take(&mut state.differences);
-            // Nothing else begins a scrub: the next one is due after the interval.
+            let differences = state.differences.clone();
             drop(state);
+            let all = differences.len() as u64;
             let left = inner.decide(twin, differences, side, directory);
             state = lock(&inner.scrubs.state);
-            state.habits.scrub.undecided_all = left.len() as u64;
+            let decided = all - left.len() as u64;
+            let scrub = &mut state.habits.scrub;
+            scrub.undecided_all = scrub.undecided_all.saturating_sub(decided);
             state.differences = left;
         } else if order.cancel {
-            inner.scrubs.cancelled.store(true, Ordering::SeqCst);
+            inner.scrubs.cancelled.store(is_active, Ordering::SeqCst);
         } else if order.begin && is_active && order.anew {
+            return Err(Refused::Active);
+        } else if order.begin && inner.scrubs.deciding.load(Ordering::SeqCst) {
             return Err(Refused::Active);
         } else if order.begin && !is_active {
             inner.scrubs.cancelled.store(false, Ordering::SeqCst);
@@ -183,6 +195,15 @@ impl super::Datastore {
         inner.store_scrub();
         inner.bell.notify_all();
         Ok(())
+    }
+}
+
+/// Ends the decision of differences.
+struct Deciding<'a>(&'a AtomicBool);
+
+impl Drop for Deciding<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 }
 
@@ -223,8 +244,11 @@ impl Inner {
                 break Vec::new();
             }
             let from = lock(&self.scrubs.state).habits.scrub.at;
-            match twin.places(from) {
-                Ok(places) if twin.is_whole() => break places,
+            let places = twin
+                .is_whole()
+                .then(|| twin.places(from, || self.scrub_ends()));
+            match places {
+                Some(Ok(places)) => break places,
                 _ => self.pause_scrub(AWAY),
             }
         };
@@ -264,8 +288,14 @@ impl Inner {
         }
     }
 
-    /// Repeats a comparison until both directories take part in it; none if the place is gone or the scrub ends.
-    fn when_whole<T>(&self, twin: &Twin, compare: impl Fn() -> Result<T, Skipped>) -> Option<T> {
+    /// Repeats a comparison until both directories take part in it; none if the place is gone, the scrub ends, or a
+    /// directory fails again and again, which is counted as `bytes` that were not compared.
+    fn when_whole<T>(
+        &self,
+        twin: &Twin,
+        bytes: u64,
+        compare: impl Fn() -> Result<T, Skipped>,
+    ) -> Option<T> {
         let mut tries = 0;
         while !self.scrub_ends() && tries < TRIES_MAX {
             match compare() {
@@ -277,12 +307,16 @@ impl Inner {
                 self.pause_scrub(AWAY);
             }
         }
+        if tries == TRIES_MAX {
+            let unread = &mut lock(&self.scrubs.state).habits.scrub.unread;
+            *unread = unread.saturating_add(bytes);
+        }
         None
     }
 
     fn scrub_place(&self, twin: &Twin, place: Place, pace: &mut Pace) {
         // A difference counts when two looks show it.
-        let looks_unlike = || self.when_whole(twin, || twin.differs(place)) == Some(true);
+        let looks_unlike = || self.when_whole(twin, 0, || twin.differs(place)) == Some(true);
         if looks_unlike() && looks_unlike() {
             let what = match place {
                 Place::Names(_) => What::Names,
@@ -296,7 +330,7 @@ impl Inner {
         };
         let mut at = 0;
         while at < len && !self.scrub_ends() {
-            let next = self.when_whole(twin, || twin.next_data(number, at));
+            let next = self.when_whole(twin, PIECE, || twin.next_data(number, at));
             match next {
                 Some(Some(data)) if data < len => at = at.max(data / PIECE * PIECE),
                 _ => break,
@@ -330,16 +364,16 @@ impl Inner {
     /// Compares a piece of a file, and repairs what a copy that a guest wrote decides.
     fn scrub_piece(&self, twin: &Twin, number: u64, offset: u64) {
         let key = Twin::key(number);
-        let compare = || {
-            self.when_whole(twin, || {
-                twin.compare(number, offset, PIECE, || self.known_clean(&key, offset))
-            })
-        };
-        let Some((compared, found)) = compare() else {
-            lock(&self.scrubs.state).habits.scrub.unread += PIECE;
+        let compared = self.when_whole(twin, PIECE, || {
+            twin.compare(number, offset, PIECE, || self.known_clean(&key, offset))
+        });
+        let Some((compared, found)) = compared else {
             return;
         };
-        lock(&self.scrubs.state).habits.scrub.checked += compared;
+        {
+            let checked = &mut lock(&self.scrubs.state).habits.scrub.checked;
+            *checked = checked.saturating_add(compared);
+        }
         if found.is_empty() {
             return;
         }
@@ -352,8 +386,9 @@ impl Inner {
                 Ok(Some(done)) => {
                     let mut state = lock(&self.scrubs.state);
                     let scrub = &mut state.habits.scrub;
-                    scrub.repairs += done.repaired.len() as u64;
-                    scrub.repaired += done.repaired.iter().map(|(_, len)| len).sum::<u64>();
+                    let bytes = done.repaired.iter().map(|(_, len)| len).sum();
+                    scrub.repairs = scrub.repairs.saturating_add(done.repaired.len() as u64);
+                    scrub.repaired = scrub.repaired.saturating_add(bytes);
                     drop(state);
                     for place in done.undecided {
                         let what = match place.cached {
@@ -368,10 +403,9 @@ impl Inner {
                 Err(e) => tracing::warn!(file = %twin.shown(number), "cannot repair: {e}"),
             }
         }
-        let Some((_, again)) = compare() else { return };
-        for finding in again.iter().filter(|finding| found.contains(finding)) {
+        for finding in found {
             let (at, len) = match finding {
-                Finding::Right { offset, len, .. } => (*offset, *len),
+                Finding::Right { offset, len, .. } => (offset, len),
                 Finding::Undecided(place) => (place.offset, place.len),
             };
             self.note_difference(twin, number, What::Content, at, len);
@@ -388,16 +422,22 @@ impl Inner {
 
     fn note_difference(&self, twin: &Twin, number: u64, what: What, offset: u64, len: u64) {
         let path = twin.shown(number);
+        let found = Difference {
+            number,
+            path,
+            what,
+            offset,
+            len,
+        };
         let mut state = lock(&self.scrubs.state);
-        state.habits.scrub.undecided_all += 1;
+        // A scrub that continues begins the file anew where it was.
+        if state.differences.contains(&found) {
+            return;
+        }
+        let all = &mut state.habits.scrub.undecided_all;
+        *all = all.saturating_add(1);
         if state.differences.len() < UNDECIDED_MAX {
-            state.differences.push(Difference {
-                number,
-                path,
-                what,
-                offset,
-                len,
-            });
+            state.differences.push(found);
         }
     }
 
@@ -420,14 +460,17 @@ impl Inner {
             } = place;
             let key = Twin::key(number);
             let is_data = matches!(place.what, What::Content | What::Cached);
-            if is_data
-                && self.is_known(&key).is_some()
-                && let Ok((_using, Some(cached))) = self.begin(&key)
-            {
-                let cache = self.disks.cache(cached.disk);
-                match (cached.origin).reconcile(offset, len, &*cache, Some(side)) {
-                    Ok(Some(done)) if done.undecided.is_empty() => {}
-                    _ => left.push(place),
+            if is_data && self.is_known(&key).is_some() {
+                // One that cannot be opened may have copies of the wrong directory in the cache: it waits.
+                let decided = self.begin(&key).ok().and_then(|(_using, cached)| {
+                    let cached = cached?;
+                    let cache = self.disks.cache(cached.disk);
+                    let len = len.min(PIECE);
+                    let done = cached.origin.reconcile(offset, len, &*cache, Some(side));
+                    Some(done.ok()??.undecided.is_empty())
+                });
+                if decided != Some(true) {
+                    left.push(place);
                 }
                 continue;
             }

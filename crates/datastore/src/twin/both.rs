@@ -88,6 +88,18 @@ pub(super) fn judged(status: Status) -> Fail<Status> {
     }
 }
 
+/// Takes a step in a tree, and says what a failure means for it.
+fn tried<T>(open: &Open, work: impl FnOnce(&Open) -> Outcome<T>) -> Result<T, Fail<Status>> {
+    work(open).map_err(|status| {
+        // What is missing in a tree that is missing itself says nothing.
+        let missing = matches!(status, Status::Stale | Status::NoEnt | Status::NotDir);
+        match missing.then(|| open.probe()) {
+            Some(Err(why)) => Fail::Tree(why, Status::JukeBox),
+            _ => judged(status),
+        }
+    })
+}
+
 impl Both {
     pub fn new(
         paths: [PathBuf; 2],
@@ -168,17 +180,22 @@ impl Both {
         side: usize,
         work: impl FnOnce(&Open) -> Outcome<T> + Send + 'static,
     ) -> Result<T, Fail<Status>> {
-        let ran = self.within(side, self.limit, |open| {
-            work(open).map_err(|status| {
-                // What is missing in a tree that is missing itself says nothing.
-                let missing = matches!(status, Status::Stale | Status::NoEnt | Status::NotDir);
-                match missing.then(|| open.probe()) {
-                    Some(Err(why)) => Fail::Tree(why, Status::JukeBox),
-                    _ => judged(status),
-                }
-            })
-        });
+        let ran = self.within(side, self.limit, |open| tried(open, work));
         ran.unwrap_or_else(|why| Err(Fail::Tree(why, Status::JukeBox)))
+    }
+
+    /// The same for what a scrub asks: a step that takes long is no reason to give the tree up.
+    pub fn on_slowly<T: Send + 'static>(
+        &self,
+        side: usize,
+        work: impl FnOnce(&Open) -> Outcome<T> + Send + 'static,
+    ) -> Result<T, Fail<Status>> {
+        let open = self
+            .open(side)
+            .map_err(|why| Fail::Tree(why, Status::JukeBox))?;
+        let lane = &self.sides[side].lane;
+        let ran = lane.run(SLOW, || false, move || tried(&open, work));
+        ran.unwrap_or(Err(Fail::Client(Status::JukeBox)))
     }
 
     fn open_now(&self, at: usize) -> Result<(), String> {

@@ -8,13 +8,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use hearth_io::{Claim, OpenError};
+use hearth_mirror::Cache;
+use hearth_mirror::machine::Finding;
 use hearth_nfs::handle::Key;
 use hearth_nfs::tree::Outcome;
 use hearth_nfs::v3::{Attributes, Status};
 use hearth_trees::pair::{Fail, Place};
-use rustix::fs::{FallocateFlags, SeekFrom, Stat, Timestamps};
+use rustix::fs::{FallocateFlags, SeekFrom, Stat, Timespec, Timestamps};
 
 use super::both::lock;
+use super::scrub::{Reconciled, Skipped};
 use super::side::{Open, number_of};
 use super::{Inner, key_of, parts, refused, told};
 
@@ -202,11 +205,79 @@ impl TwinFile {
         places
     }
 
-    /// What it has from an offset on in both trees, read from their disks; none if one of them is not current.
-    pub(crate) fn data_of_both(&self, at: u64, len: u64) -> Option<[Vec<u8>; 2]> {
-        let is_whole = self.inner.trees.current() == [true; 2];
-        let read = is_whole.then(|| self.inner.data_of_both(self.number, at, len).ok());
-        read.flatten()
+    /// Compares a range in both trees with the cache, and writes what is right to the tree that has something else. None: one
+    /// of the trees is not current, or failed.
+    ///
+    /// A repair is not noted as a change is: after a crash what is noted is copied from the first tree, which may be the wrong
+    /// one. Without a note the wrong one is as wrong as before. Its time of change stays: its content is no newer.
+    pub(crate) fn reconcile(
+        &self,
+        offset: u64,
+        len: u64,
+        cache: &dyn Cache,
+        prefer: Option<usize>,
+    ) -> Option<Reconciled> {
+        let known = || cache.clean(offset, len);
+        let repair = |data: &[Vec<u8>; 2], found: Vec<Finding>| {
+            let mut done = Reconciled::default();
+            for finding in found {
+                let (at, len, leg, wrong) = match finding {
+                    Finding::Undecided(difference) => {
+                        done.undecided.push(difference);
+                        continue;
+                    }
+                    Finding::Right {
+                        offset: at,
+                        len,
+                        leg,
+                        wrong,
+                        ..
+                    } => (at, len, leg, wrong),
+                };
+                let from = (at - offset) as usize;
+                let right = data[leg].get(from..from + len as usize);
+                let right: Arc<[u8]> = right.unwrap_or_default().into();
+                for side in &wrong {
+                    self.repair(*side, at, right.clone())?;
+                    done.repaired.push((at, len));
+                }
+                cache.drop_unlike(at, &hearth_mirror::sums_of(&right));
+            }
+            Ok(done)
+        };
+        let done = (self.inner).compare_held(self.number, offset, len, prefer, known, repair);
+        done.ok().map(|(_, done)| done)
+    }
+
+    fn repair(&self, side: usize, at: u64, right: Arc<[u8]>) -> Result<(), Skipped> {
+        let repaired = self.on(side, move |_, file| {
+            let before = rustix::fs::fstat(file).map_err(io::Error::from)?;
+            let written = file.write_all_at(&right, at);
+            let times = Timestamps {
+                last_access: Timespec {
+                    tv_sec: 0,
+                    tv_nsec: rustix::fs::UTIME_OMIT as _,
+                },
+                last_modification: Timespec {
+                    tv_sec: before.st_mtime,
+                    tv_nsec: before.st_mtime_nsec as _,
+                },
+            };
+            // Whatever became of the write: another time would look like another program's change.
+            rustix::fs::futimens(file, &times).map_err(io::Error::from)?;
+            written?;
+            Ok(file.sync_data()?)
+        });
+        repaired.map_err(|fail| {
+            let why = match fail {
+                Fail::Tree(why, _) => why,
+                Fail::Client(status) | Fail::Partly(status) => {
+                    format!("it cannot be repaired ({status})")
+                }
+            };
+            self.inner.unread(side, &why, &self.places(at, 1));
+            Skipped::Away
+        })
     }
 
     /// Makes everything durable, in both trees at once.

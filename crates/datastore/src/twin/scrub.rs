@@ -53,6 +53,15 @@ pub struct Difference {
     pub len: u64,
 }
 
+/// What came of a comparison of two trees.
+#[derive(Debug, Default)]
+pub struct Reconciled {
+    /// Ranges that were made the same: first byte, bytes.
+    pub repaired: Vec<(u64, u64)>,
+    /// Ranges where nothing shows what is right.
+    pub undecided: Vec<hearth_mirror::machine::Difference>,
+}
+
 /// Why a place was not compared.
 pub(crate) enum Skipped {
     /// One of the trees is not current, or failed just now.
@@ -112,21 +121,36 @@ fn looks(open: &Open, number: u64) -> Outcome<(Kind, [u32; 3], u64, Vec<u8>)> {
     Ok((a.kind, owner(&a), size, target))
 }
 
+/// How long a step of a scrub may take.
+#[derive(Clone, Copy)]
+enum Pace {
+    /// As long as a client's; a tree that takes longer is out.
+    Client,
+    /// Far longer: the listing of a large directory.
+    Slow,
+}
+
 impl Inner {
     /// Asks both trees about a place. One that fails is out afterwards, and gets the place again.
     fn ask_both<T: Send + 'static>(
         &self,
+        pace: Pace,
         place: Place,
         look: impl Fn(&Open) -> Outcome<T> + Send + Sync + Clone + 'static,
     ) -> Result<[T; 2], Skipped> {
+        let sides = self.trees.sides();
         let one = |side: usize| {
             let look = look.clone();
-            let looked = self.trees.sides().on(side, move |open| look(open));
+            let looked = match pace {
+                Pace::Client => sides.on(side, move |open| look(open)),
+                Pace::Slow => sides.on_slowly(side, move |open| look(open)),
+            };
             looked.map_err(|fail| match fail {
                 Fail::Tree(why, _) => {
                     self.unread(side, &why, &[place]);
                     Skipped::Away
                 }
+                Fail::Client(Status::JukeBox) => Skipped::Away,
                 Fail::Client(_) | Fail::Partly(_) => Skipped::Gone,
             })
         };
@@ -136,45 +160,110 @@ impl Inner {
     /// Asks both trees about a place that nothing changes meanwhile.
     fn ask_held<T: Send + 'static>(
         &self,
+        pace: Pace,
         place: Place,
         look: impl Fn(&Open) -> Outcome<T> + Send + Sync + Clone + 'static,
     ) -> Result<[T; 2], Skipped> {
-        let held = (self.trees).while_held(place, || self.ask_both(place, look));
+        let held = (self.trees).while_held(place, || self.ask_both(pace, place, look));
+        held.unwrap_or(Err(Skipped::Away))
+    }
+
+    /// What a file has from an offset on in both trees, as far as both are so long.
+    fn data_of_both(&self, number: u64, offset: u64, len: u64) -> Result<[Vec<u8>; 2], Skipped> {
+        let place = part_of(number, offset);
+        let mut data = self.ask_both(Pace::Client, place, move |open| {
+            let file = open.dir.open_regular(&open.find(number)?)?;
+            read_from_disk(&file, offset, len)
+        })?;
+        let both = data[0].len().min(data[1].len());
+        data.iter_mut().for_each(|data| data.truncate(both));
+        Ok(data)
+    }
+
+    /// Compares a range of a file in both trees, up to its end there, with what `known` says about the cache, while nothing
+    /// changes it. A difference counts when two looks show it. `repair` gets those and the data.
+    pub(super) fn compare_held<T>(
+        &self,
+        number: u64,
+        offset: u64,
+        len: u64,
+        prefer: Option<usize>,
+        known: impl Fn() -> Vec<Cached>,
+        repair: impl FnOnce(&[Vec<u8>; 2], Vec<Finding>) -> Result<T, Skipped>,
+    ) -> Result<(u64, T), Skipped> {
+        let held = self.trees.while_held(part_of(number, offset), || {
+            let look = || {
+                let data = self.data_of_both(number, offset, len)?;
+                let sides = [(0, &data[0][..]), (1, &data[1][..])];
+                let found = compare(offset, &sides, &known(), prefer).findings;
+                Ok((data, found))
+            };
+            let (mut data, mut found) = look()?;
+            if !found.is_empty() {
+                let again = look()?;
+                found.retain(|finding| again.1.contains(finding));
+                data = again.0;
+            }
+            // One that was lost meanwhile may have been read while it was behind.
+            if self.trees.current() != [true; 2] {
+                return Err(Skipped::Away);
+            }
+            Ok((data[0].len() as u64, repair(&data, found)?))
+        });
         held.unwrap_or(Err(Skipped::Away))
     }
 }
 
+fn part_of(number: u64, offset: u64) -> Place {
+    Place::Part(number, u32::try_from(offset / PART).unwrap_or(u32::MAX))
+}
+
+/// The numbers in a directory, and which of them are directories.
+fn numbers_in(open: &Open, dir: u64) -> Outcome<Vec<(u64, bool)>> {
+    let mut numbers = Vec::new();
+    for (name, found) in open.entries(&open.find(dir)?)? {
+        if is_own(dir, &name) {
+            continue;
+        }
+        match open.number(&found.key) {
+            Ok(Some(number)) => {
+                numbers.push((number, found.attributes.kind == Kind::Directory));
+            }
+            Ok(None) | Err(Status::Stale | Status::NoEnt) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(numbers)
+}
+
 impl Twin {
-    /// All directories, files and parts of files in the tree that is read, by number from `from` on. What has no number yet
+    /// All directories and files in the tree that is read, by number from `from` on. What has no number yet
     /// is left out: the comparison of its directory shows it.
-    pub(crate) fn places(&self, from: u64) -> Outcome<Vec<Place>> {
-        let all = self.inner.read(&[Place::Names(ROOT)], |open| {
-            let mut places = Vec::new();
-            let mut todo = vec![(ROOT, open.dir.root())];
-            while let Some((dir, key)) = todo.pop() {
-                places.push(Place::Names(dir));
-                let entries = match open.entries(&key) {
-                    Err(Status::Stale | Status::NoEnt | Status::NotDir) => continue,
-                    other => other?,
-                };
-                for (name, found) in entries {
-                    if is_own(dir, &name) {
-                        continue;
-                    }
-                    let number = match open.number(&found.key) {
-                        Ok(Some(number)) => number,
-                        Ok(None) | Err(Status::Stale | Status::NoEnt) => continue,
-                        Err(e) => return Err(e),
-                    };
-                    match found.attributes.kind {
-                        Kind::Directory => todo.push((number, found.key)),
-                        _ => places.push(Place::File(number)),
-                    }
+    /// Ends early, with what was found, when `ends` says so.
+    pub(crate) fn places(&self, from: u64, ends: impl Fn() -> bool) -> Result<Vec<Place>, Skipped> {
+        let sides = self.inner.trees.sides();
+        let side = self.inner.trees.first();
+        let mut places = vec![Place::Names(ROOT)];
+        let mut todo = vec![ROOT];
+        while let Some(dir) = todo.pop()
+            && !ends()
+        {
+            let listed = sides.on_slowly(side, move |open| numbers_in(open, dir));
+            let listed = match listed {
+                Ok(listed) => listed,
+                Err(Fail::Tree(..) | Fail::Client(Status::JukeBox)) => return Err(Skipped::Away),
+                // Its own directory shows that it is gone.
+                Err(_) => continue,
+            };
+            for (number, is_directory) in listed {
+                if is_directory {
+                    places.push(Place::Names(number));
+                    todo.push(number);
+                } else {
+                    places.push(Place::File(number));
                 }
             }
-            Ok(places)
-        });
-        let mut places = all?;
+        }
         places.retain(|place| place.number() >= from);
         // A file with several names is there several times.
         places.sort_unstable_by_key(|place| (place.number(), *place));
@@ -205,7 +294,7 @@ impl Twin {
             Place::Names(_) => {
                 let [a, b] = self
                     .inner
-                    .ask_held(place, move |open| names(open, number))?;
+                    .ask_held(Pace::Slow, place, move |open| names(open, number))?;
                 // What has no number is in one tree only.
                 let strange = |names: &Names| names.1.values().any(Option::is_none);
                 Ok(a != b || strange(&a) || strange(&b))
@@ -213,7 +302,7 @@ impl Twin {
             _ => {
                 let [a, b] = self
                     .inner
-                    .ask_held(place, move |open| looks(open, number))?;
+                    .ask_held(Pace::Client, place, move |open| looks(open, number))?;
                 Ok(a != b)
             }
         }
@@ -230,31 +319,26 @@ impl Twin {
 
     /// Where the next data of a file is in either tree, from an offset on.
     pub(crate) fn next_data(&self, number: u64, from: u64) -> Result<Option<u64>, Skipped> {
-        let place = Place::Part(number, 0);
-        let found = self.inner.ask_held(place, move |open| {
-            let file = open.dir.open_regular(&open.find(number)?)?;
-            Ok(next_data(&file, from))
-        })?;
+        let found = self
+            .inner
+            .ask_both(Pace::Client, part_of(number, from), move |open| {
+                let file = open.dir.open_regular(&open.find(number)?)?;
+                Ok(next_data(&file, from))
+            })?;
         Ok(found.into_iter().flatten().min())
     }
 
-    /// Compares a range of a file in both trees, up to its end there, with what `known` says about the cache while nothing
-    /// changes the file; how much was compared, and where something differs.
+    /// Compares a range of a file in both trees, up to its end there, with what `known` says about the cache; how much was
+    /// compared, and where something differs.
     pub(crate) fn compare(
         &self,
         number: u64,
         offset: u64,
         len: u64,
-        known: impl FnOnce() -> Vec<Cached>,
+        known: impl Fn() -> Vec<Cached>,
     ) -> Result<(u64, Vec<Finding>), Skipped> {
-        let part = u32::try_from(offset / PART).unwrap_or(u32::MAX);
-        let held = self.inner.trees.while_held(Place::Part(number, part), || {
-            let data = self.inner.data_of_both(number, offset, len)?;
-            Ok((data, known()))
-        });
-        let ([a, b], known) = held.unwrap_or(Err(Skipped::Away))?;
-        let found = compare(offset, &[(0, &a), (1, &b)], &known, None);
-        Ok((a.len() as u64, found.findings))
+        let inner = &self.inner;
+        inner.compare_held(number, offset, len, None, known, |_, found| Ok(found))
     }
 
     /// Gets these places of one tree from the other, of which a person said that it is right.
@@ -281,24 +365,5 @@ impl Twin {
     /// The observer of what happens to the trees.
     pub(crate) fn witness(&self) -> &dyn super::Witness {
         self.inner.trees.sides().witness()
-    }
-}
-
-impl Inner {
-    /// What a file has from an offset on in both trees, as far as both are so long.
-    pub(super) fn data_of_both(
-        &self,
-        number: u64,
-        offset: u64,
-        len: u64,
-    ) -> Result<[Vec<u8>; 2], Skipped> {
-        let part = u32::try_from(offset / PART).unwrap_or(u32::MAX);
-        let mut data = self.ask_both(Place::Part(number, part), move |open| {
-            let file = open.dir.open_regular(&open.find(number)?)?;
-            read_from_disk(&file, offset, len)
-        })?;
-        let both = data[0].len().min(data[1].len());
-        data.iter_mut().for_each(|data| data.truncate(both));
-        Ok(data)
     }
 }
