@@ -276,6 +276,29 @@ pub(crate) fn is_another(then: (i64, u64), now: (i64, u64)) -> bool {
     then.1 != 0 && now.1 != 0 && then.1 != now.1
 }
 
+/// Bytes at each end of a device in a leg's place that must be blank: file systems and partition tables begin there.
+const BLANK: u64 = 1 << 20;
+
+/// Why another device in a leg's place is not copied to: it holds something, so it may be a stranger's that has the leg's
+/// name since a reboot.
+pub(crate) fn not_blank(device: &Device) -> Option<Fault> {
+    let len = BLANK.min(device.size());
+    let mut bytes = vec![0; len as usize];
+    for at in [0, device.size() - len] {
+        match device.read_at(at, &mut bytes) {
+            Ok(()) if bytes.iter().all(|byte| *byte == 0) => {}
+            Ok(()) => {
+                return Some(Fault::new(
+                    "another device is in its place, and it holds something",
+                    "if it is to be the leg, clear its first and last MiB; else give the leg's new name with `hearth disk replace`",
+                ));
+            }
+            Err(e) => return Some(Fault::new(format!("it cannot be read: {e}"), "replace it")),
+        }
+    }
+    None
+}
+
 /// What tells a regular file's content, or a device, from another's.
 pub(crate) fn look(device: &Device) -> (i64, u64) {
     if device.is_device() {
@@ -910,6 +933,12 @@ fn reopen(
         Some(then) => then != now,
         None => true,
     };
+    if changed
+        && device.is_device()
+        && let Some(refusal) = not_blank(&device)
+    {
+        return Err(refusal);
+    }
     Ok(Opened {
         device,
         changed,

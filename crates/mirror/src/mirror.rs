@@ -1,6 +1,8 @@
 //! A mirror as the rest of Hearth sees it: one origin.
 
-use crate::driver::{Driver, Inbox, Order, Rest, ToKeep, is_another, keep_notes, look, why_text};
+use crate::driver::{
+    Driver, Inbox, Order, Rest, ToKeep, is_another, keep_notes, look, not_blank, why_text,
+};
 use crate::habits::{Habits, Wall};
 use crate::machine::{LegReport, Limits, Machine, Opening};
 use crate::marks::judge;
@@ -417,6 +419,16 @@ impl Mirror {
             return Err(OpenError::Changed(
                 changed.iter().filter_map(name).collect(),
             ));
+        }
+        for found in changed.iter().filter(|found| found.hardware) {
+            let target = Target::Origin(found.leg as u16);
+            let refusal = targets.get(target).and_then(|leg| not_blank(&leg));
+            let name = names.get_mut(found.leg);
+            if let Some((refusal, (_, fault))) = refusal.zip(name) {
+                *fault = Some(refusal);
+                targets.set(target, None);
+                present[found.leg] = false;
+            }
         }
         for found in &changed {
             if let Some((leg, _)) = names.get(found.leg) {

@@ -65,6 +65,12 @@ fn check_new(record: &DiskRecord, text: &str, leg: &OriginSpec) -> Result<()> {
     }
 }
 
+/// A leg by the name that outlives a reboot: `/dev/sdX` can be another device then.
+fn named_leg(text: &str) -> Result<OriginSpec> {
+    let leg = origin::parse(text)?;
+    Ok(origin::stable(&leg).unwrap_or(leg))
+}
+
 impl Daemon {
     /// Changes the legs of a served disk, and how they are copied to.
     pub(super) fn set_mirror(self: &Arc<Daemon>, name: &str, set: &MirrorSet) -> Result<DiskInfo> {
@@ -137,6 +143,10 @@ impl Daemon {
                         "the origin of {name} is on storage that other hosts reach, and of legs no book is kept there"
                     ),
                     "copy it to an origin on this host",
+                )),
+                _ if slot.session.check.is_some() => Err(Error::conflict(
+                    format!("the cache of disk {name} is being compared with its origin"),
+                    format!("add the leg when `hearth disk show {name}` no longer prints `checking`"),
                 )),
                 _ => Ok(device),
             }
@@ -272,7 +282,7 @@ impl Daemon {
         text: &str,
         pace: impl Fn(&Device) -> Result<()>,
     ) -> Result<()> {
-        let leg = origin::parse(text)?;
+        let leg = named_leg(text)?;
         check_leg(text, &leg)?;
         let record = self.with_record(name)?;
         origin::check_writable(&leg, record.read_only)?;
@@ -324,11 +334,13 @@ impl Daemon {
     }
 
     fn remove_leg(self: &Arc<Daemon>, name: &str, device: &Device, text: &str) -> Result<()> {
-        let leg = origin::parse(text)?;
+        // As it is recorded, or as it was given before such names were recorded.
+        let (given, leg) = (origin::parse(text)?, named_leg(text)?);
         let turn = self.turn_for(name)?;
         let record = self.with_record(name)?;
         let legs = hearth_origin::parts(&origin::parse(&record.origin)?);
-        let known = legs.iter().find(|l| l.source == leg.source);
+        let known = legs.iter().find(|l| l.source == given.source);
+        let known = known.or_else(|| legs.iter().find(|l| l.source == leg.source));
         let Some(known) = known else {
             return Err(Error::invalid(
                 format!("{text} is no leg of {name}"),
@@ -349,7 +361,7 @@ impl Daemon {
             return Err(last());
         }
         let changed = self.change_legs(name, turn.id(), |legs, stamps| {
-            if let Some(at) = legs.iter().position(|l| l.source == leg.source) {
+            if let Some(at) = legs.iter().position(|l| l.source == known.source) {
                 legs.remove(at);
                 stamps.legs.remove(at);
             }
@@ -382,5 +394,42 @@ impl Daemon {
             record.mirror = Some(stamps);
             origin::parse(&record.origin)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing;
+    use crate::api::types::{CacheCheck, MirrorSet};
+
+    /// The comparison is of one origin: with a leg added it would never end, and nothing would be written back.
+    #[test]
+    fn leg_during_check_is_refused() {
+        let (dir, daemon) = testing::with_disk("d");
+        let leg = dir.path().join("leg");
+        let size = daemon.with_record("d").unwrap().size;
+        std::fs::File::create(&leg).unwrap().set_len(size).unwrap();
+        let add = || {
+            let set = MirrorSet {
+                add: Some(leg.display().to_string()),
+                ..MirrorSet::default()
+            };
+            daemon.set_mirror("d", &set)
+        };
+        let set_check = |check| {
+            let set = daemon.with_slot("d", |slot| {
+                slot.session.check = check;
+                Ok(())
+            });
+            set.unwrap();
+        };
+        set_check(Some(CacheCheck {
+            compared: 1,
+            cached: 2,
+        }));
+        let refused = add().unwrap_err();
+        assert!(refused.what.contains("is being compared"), "{refused}");
+        set_check(None);
+        add().unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! Whether a leg may be overwritten: it must hold nothing where whatever is on a device says so.
 //!
-//! That is at its ends: file systems and partition tables say so at the front, a RAID (md 1.0) and the second copy of a partition
-//! table at the very end. A larger leg has that behind the end of the disk; nothing is written there, but what lies in front of it is
+//! That is at its ends: file systems and partition tables say so at the front (Btrfs 64 KiB behind it), a RAID (md 1.0) and the second
+//! copy of a partition table at the very end. A larger leg has that behind the end of the disk; nothing is written there, but what lies in front of it is
 //! somebody's.
 
 use std::io;
@@ -11,7 +11,7 @@ use hearth_io::Device;
 use crate::error::{Error, Result};
 
 /// Bytes at each end that have to be blank.
-const BLANK: u64 = 64 << 10;
+const BLANK: u64 = 1 << 20;
 
 /// Refuses to overwrite a leg of a new mirror that holds something else than the first one.
 pub(super) fn check_blank(name: &str, leg: &Device, first: &Device) -> Result<()> {
@@ -24,7 +24,7 @@ pub(super) fn check_blank(name: &str, leg: &Device, first: &Device) -> Result<()
                 format!(
                     "{name} holds something, and all of it would be overwritten with the first leg's content"
                 ),
-                "name the leg first that holds the disk; if nothing on this one is needed, clear its first and last 64 KiB, for instance with `wipefs -a` or `dd`",
+                "name the leg first that holds the disk; if nothing on this one is needed, clear its first and last MiB, for instance with `dd`",
             ));
         }
     }
@@ -37,7 +37,7 @@ pub(crate) fn check_unused(name: &str, leg: &Device, size: u64) -> Result<()> {
         if !is_blank(&read(name, leg, at, BLANK.min(size))?) {
             return Err(Error::refused(
                 format!("{name} holds something, and all of it would be overwritten"),
-                "if nothing on it is needed, clear its first and last 64 KiB, for instance with `wipefs -a` or `dd`",
+                "if nothing on it is needed, clear its first and last MiB, for instance with `dd`",
             ));
         }
     }
@@ -63,7 +63,7 @@ fn check_own_end(name: &str, leg: &Device, size: u64) -> Result<()> {
         format!(
             "{name} holds something at its own end, behind the end of the disk, as a RAID or a partition table does, and what lies in front of it would be overwritten"
         ),
-        "if nothing on it is needed, clear its first and last 64 KiB, for instance with `wipefs -a` or `dd`",
+        "if nothing on it is needed, clear its first and last MiB, for instance with `dd`",
     ))
 }
 
@@ -143,5 +143,16 @@ mod tests {
         assert!(check_blank("m", &more, &first).is_err());
         let other = leg(dir.path(), "other", size, &[size - 4096 + 100]);
         assert!(check_blank("o", &other, &first).is_err());
+    }
+
+    /// Btrfs writes nothing before its superblock, which is 64 KiB behind the beginning.
+    #[test]
+    fn leg_with_btrfs_alone_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = 8 * MIB;
+        let first = leg(dir.path(), "first", size, &[]);
+        let btrfs = leg(dir.path(), "btrfs", size, &[65536 + 64]);
+        assert!(check_blank("b", &btrfs, &first).is_err());
+        assert!(check_unused("b", &btrfs, size).is_err());
     }
 }
