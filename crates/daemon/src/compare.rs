@@ -37,6 +37,8 @@ const RECENT_TIME: Duration = Duration::from_secs(60);
 const ENOUGH: f64 = 0.61;
 /// Blocks that must have been compared for that to mean something.
 const FEWEST: usize = 16;
+/// At most one block of so many is corrupt in an origin that nothing else wrote.
+const CORRUPT_SHARE: usize = 100;
 /// Most blocks of which a sample is chosen: 4 GiB, 16 MiB of RAM for the list.
 const SPREAD_MAX: usize = 1 << 20;
 /// Stretches that are read in one sweep over the disk.
@@ -128,6 +130,23 @@ impl Subject<'_> {
         let mut found = self.compare(&all, &mut |_| Instant::now() < end);
         found.stopped |= count != all.len();
         found
+    }
+
+    /// Clean blocks that differ, with their checksums, if they are so few among those compared until `end` that the origin is
+    /// the same one with corrupt blocks. Another program that writes a file or restores it changes more.
+    pub fn corrupt(self, end: Instant) -> Option<Vec<(u64, u32)>> {
+        let (all, _) = self.engine.clean_spread(self.id, SPREAD_MAX, 0);
+        let size = self.device.size();
+        let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
+        let (mut equal, mut corrupt) = (0, Vec::new());
+        for run in runs(&all).take_while(|_| Instant::now() < end) {
+            let read = compare_run(self.device, size, run, buffer.bytes_mut());
+            let differing = read.unwrap_or_default();
+            equal += run.len() - differing.len();
+            corrupt.extend(differing);
+        }
+        let is_same = equal >= FEWEST && corrupt.len() <= equal / CORRUPT_SHARE;
+        is_same.then_some(corrupt)
     }
 
     fn sample(self, recent_max: usize, go_on: &mut dyn FnMut(Compared, usize) -> bool) -> Compared {

@@ -223,3 +223,38 @@ fn scrub_under_load_survives_kill() -> Result<()> {
     lab.hearth.stop()?;
     Ok(())
 }
+
+/// After a crash a file's times say nothing. One corrupt block is no reason to throw away what was acknowledged.
+#[test]
+fn corrupt_block_keeps_dirty_data_after_crash() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let disk = written_disk(&lab)?;
+    let mut client = lab.client()?;
+    let newest = pattern(2 << 20, 8, 64 << 10);
+    write(&mut client, &disk, 2 << 20, &newest)?;
+    lab.hearth.kill9()?;
+    corrupt(&lab.vms.join("disk.img"), 5 * BLOCK)?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(
+        read(&mut client, &disk, 2 << 20, 64 << 10)? == newest,
+        "{}",
+        lab.hearth.log()
+    );
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let content = fs::read(lab.vms.join("disk.img"))?;
+    ensure!(
+        content[2 << 20..][..64 << 10] == newest,
+        "acknowledged data was thrown away"
+    );
+    // A file that another program changed as a whole is another one, and the loss is reported.
+    write(&mut client, &disk, 2 << 20, &pattern(2 << 20, 9, 64 << 10))?;
+    lab.hearth.kill9()?;
+    fs::write(lab.vms.join("disk.img"), pattern(0, 77, SIZE as usize))?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    ensure!(read(&mut client, &disk, 0, 65536)? == pattern(0, 77, 65536));
+    ensure!(lab.hearth.ok(&["events", "--json"])?.contains("data-lost"));
+    lab.hearth.stop()?;
+    Ok(())
+}

@@ -260,6 +260,32 @@ impl Files {
         true
     }
 
+    /// True if a file that was written when the daemon died is what the cache believes. Corrupt blocks are no reason to throw
+    /// away what is dirty: their copies are dropped.
+    fn still_same(&self, daemon: &Arc<Daemon>, id: DiskId, device: &Device, owed: u64) -> bool {
+        let subject = compare::Subject {
+            engine: &daemon.engine,
+            id,
+            device,
+        };
+        if subject.brief().differs.is_none() {
+            return true;
+        }
+        if owed == 0 {
+            return false;
+        }
+        let end = Instant::now() + STILL_FITS_TIME;
+        let Some(corrupt) = subject.corrupt(end) else {
+            return false;
+        };
+        tracing::warn!(file = %device.name(), blocks = corrupt.len(), "some blocks of the file are not what was left there: their copies are dropped, and what is dirty stays");
+        for (block, sum) in corrupt {
+            // Anything but its own checksum.
+            daemon.engine.drop_unlike(id, block, &[!sum]);
+        }
+        true
+    }
+
     /// Serves a file that has been a disk before.
     fn attach_known(
         &self,
@@ -304,14 +330,7 @@ impl Files {
             // Nothing was done to it but what changes no content.
             Some(left) => (left.size, left.mtime_ns) == (looks.size, looks.modified_ns),
             None if scratch => false,
-            None => compare::Subject {
-                engine: &daemon.engine,
-                id,
-                device: &device,
-            }
-            .brief()
-            .differs
-            .is_none(),
+            None => self.still_same(daemon, id, &device, owed),
         };
         if !fits {
             if scratch {
@@ -600,6 +619,13 @@ impl Disks for Files {
         let Ok(daemon) = self.daemon() else {
             return false;
         };
+        let owed = self.owed(disk) / BLOCK;
+        let record = lock(&daemon.pool).record(disk).cloned();
+        let is_kept = record
+            .as_ref()
+            .is_some_and(|record| !record.is_flash_only());
+        let name = daemon.stores.numbers.name_of(disk);
+        let name = name.or_else(|| Some(format!("{}/{}", self.store, record?.origin)));
         let emptied = daemon.forget(disk).and_then(|since_seq| {
             lock(&daemon.pool).change_or_keep(|registry| {
                 if let Some(record) = registry.by_id_mut(disk) {
@@ -608,6 +634,12 @@ impl Disks for Files {
                 Ok(())
             })
         });
+        if emptied.is_ok() && owed > 0 && is_kept {
+            daemon.events.tell(Event::DataLost {
+                disk: name.unwrap_or_default(),
+                blocks: owed,
+            });
+        }
         emptied
             .inspect_err(|e| tracing::error!("a file's cache cannot be dropped: {e}"))
             .is_ok()
