@@ -4,9 +4,11 @@
 //! as anybody may: nothing that strangers send reaches the process that serves disks. Health is the second service's,
 //! and put in here.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hearth_daemon::client::Client;
@@ -30,7 +32,7 @@ const SECOND_PATIENCE: Duration = Duration::from_secs(3);
 const REQUEST_MAX: u64 = 16 << 10;
 
 pub fn run(global: &Global, args: &Metrics) -> Outcome {
-    let source = Source::new(&global.dir());
+    let source = Arc::new(Source::new(&global.dir()));
     let Some(at) = args.listen else {
         print!("{}", source.page(Form::Plain)?);
         return Ok(());
@@ -64,18 +66,89 @@ fn bind(at: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     Ok((listener, at))
 }
 
-/// Answers one after the other until it is over: a scrape is rare, and who is slow is cut off.
-fn serve(source: &Source, listener: &TcpListener, over: impl Fn() -> bool) {
+/// Answers clients at the same time until it is over. When there are as many as allowed, the one that has not sent its request
+/// for the longest time makes room: silent clients must not keep Prometheus out.
+fn serve(source: &Arc<Source>, listener: &TcpListener, over: impl Fn() -> bool) {
+    let clients = Clients::default();
     for stream in listener.incoming() {
         if over() {
             return;
         }
-        match stream {
-            // Whoever went away needs no answer.
-            Ok(stream) => drop(answer(source, &stream)),
-            // No descriptors, perhaps: not at once again.
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        let admitted = stream.and_then(|stream| {
+            let client = clients.admit(&stream)?;
+            let source = source.clone();
+            let thread = std::thread::Builder::new().name("metrics".to_owned());
+            // A client that went away needs no answer.
+            thread.spawn(move || drop(answer(&source, &stream, &client)))
+        });
+        if admitted.is_err() {
+            // No descriptors or threads, perhaps: not at once again.
+            std::thread::sleep(Duration::from_millis(100));
         }
+    }
+}
+
+/// Clients at the same time.
+const CLIENTS_MAX: usize = 32;
+
+/// A client that is being served.
+struct Entry {
+    id: u64,
+    stream: TcpStream,
+    /// Its request was not read yet.
+    is_silent: bool,
+}
+
+#[derive(Clone, Default)]
+struct Clients(Arc<Mutex<(u64, VecDeque<Entry>)>>);
+
+/// A client's place; leaves it when dropped.
+struct Admitted {
+    clients: Clients,
+    id: u64,
+}
+
+impl Clients {
+    fn lock(&self) -> MutexGuard<'_, (u64, VecDeque<Entry>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits a client, in the place of the one that was silent for the longest time if there is no other.
+    fn admit(&self, stream: &TcpStream) -> std::io::Result<Admitted> {
+        let mut all = self.lock();
+        if all.1.len() >= CLIENTS_MAX {
+            let silent = all.1.iter().position(|client| client.is_silent);
+            let silent = silent.and_then(|at| all.1.remove(at));
+            let silent = silent.ok_or(std::io::ErrorKind::ResourceBusy)?;
+            // Its thread ends with the connection.
+            let _ = silent.stream.shutdown(Shutdown::Both);
+        }
+        let id = all.0;
+        all.0 += 1;
+        all.1.push_back(Entry {
+            id,
+            stream: stream.try_clone()?,
+            is_silent: true,
+        });
+        Ok(Admitted {
+            clients: self.clone(),
+            id,
+        })
+    }
+}
+
+impl Admitted {
+    fn has_asked(&self) {
+        let mut all = self.clients.lock();
+        if let Some(client) = all.1.iter_mut().find(|client| client.id == self.id) {
+            client.is_silent = false;
+        }
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.clients.lock().1.retain(|client| client.id != self.id);
     }
 }
 
@@ -121,7 +194,7 @@ impl Part for Scraped {
                 let _ = TcpStream::connect(at);
             })
             .map_err(|e| Error::internal(format!("cannot start a thread: {e}")))?;
-        let source = Source::new(&context.run_dir);
+        let source = Arc::new(Source::new(&context.run_dir));
         serve(&source, &listener, || context.stop.is_told());
         Ok(())
     }
@@ -185,9 +258,10 @@ fn request(stream: impl Read) -> std::io::Result<Option<(String, Option<String>)
     Ok(path.map(|p| (p.to_owned(), accept)))
 }
 
-fn answer(source: &Source, stream: &TcpStream) -> std::io::Result<()> {
+fn answer(source: &Source, stream: &TcpStream, client: &Admitted) -> std::io::Result<()> {
     let mut stream = Until::new(stream, Instant::now() + PATIENCE);
     let asked = request(&mut stream)?;
+    client.has_asked();
     let plain = Form::Plain.content_type();
     let (status, kind, body) = match asked {
         Some((path, accept)) if path == "/metrics" => {
@@ -244,5 +318,30 @@ mod tests {
         assert!(request(&b"GET /\xff HTTP/1.1\r\n"[..]).is_err());
         let endless = std::io::repeat(b'a');
         assert_eq!(request(endless).unwrap(), None);
+    }
+
+    /// Silent clients, far more than there are places, do not keep out one that asks.
+    #[test]
+    fn silent_clients_keep_nobody_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let source = Arc::new(Source::new(dir.path()));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        std::thread::spawn(move || serve(&source, &listener, || false));
+        let silent: Vec<TcpStream> = (0..10 * CLIENTS_MAX)
+            .map(|_| TcpStream::connect(at).unwrap())
+            .collect();
+        let mut client = TcpStream::connect(at).unwrap();
+        client
+            .write_all(b"GET /else HTTP/1.1\r\nHost: h\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        // Far longer than it takes, and less than the silent ones are waited for.
+        client
+            .set_read_timeout(Some(PATIENCE - Duration::from_secs(1)))
+            .unwrap();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+        drop(silent);
     }
 }

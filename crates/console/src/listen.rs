@@ -1,16 +1,17 @@
 //! Connections: how many, how long, and in the clear on loopback only.
+//!
+//! A client that says nothing keeps nobody out: it is the first to go when there is no room.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io::BufReader;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::Request;
 use hearth_fault::Fault;
+use hearth_io::peer::{User, user};
 use hyper::body::Incoming;
 use hyper::service::Service as _;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -20,17 +21,17 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
 use crate::accounts::Accounts;
 use crate::files::{self, Stamp};
-use crate::server::{Config, Peer, router};
+use crate::server::{Config, Peer, router, told};
 use crate::settings::{Settings, TlsFiles};
 
-/// Most connections, of all and of one address that is not this host. A browser has six.
+/// Most connections, of all and of one user: an address, or an account of this host. A browser has six.
 const CONNECTIONS_MAX: usize = 256;
-const CONNECTIONS_OF_ONE: usize = 32;
+const CONNECTIONS_OF_ONE: usize = 64;
 /// Longest a client may take to agree on TLS, to send a header, or to lie idle.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Longest a connection lasts: one whose other end takes nothing must not stay for ever.
@@ -161,43 +162,81 @@ pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, Fault> {
     Ok(TlsAcceptor::from(Arc::new(server)))
 }
 
-/// Connections by address.
+/// A connection, as others see it.
+struct Entry {
+    id: u64,
+    user: User,
+    /// Since when it has kept us waiting for a request; none while one is answered.
+    waits_since: Option<Instant>,
+    abort: Option<AbortHandle>,
+}
+
+/// All connections.
 #[derive(Clone, Default)]
-struct Crowd(Arc<Mutex<HashMap<IpAddr, usize>>>);
+struct Crowd(Arc<Mutex<Vec<Entry>>>);
 
 /// A connection's place among them.
-struct Place {
+#[derive(Clone)]
+struct Place(Arc<Left>);
+
+struct Left {
     crowd: Crowd,
-    address: IpAddr,
+    id: u64,
 }
 
 impl Crowd {
-    fn enter(&self, address: IpAddr) -> Option<Place> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.values().sum::<usize>() >= CONNECTIONS_MAX {
-            return None;
+    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a connection, or none. The one that has kept us waiting for the longest time makes room: first among those
+    /// of the same user, if these have their share, then among all.
+    fn enter(&self, id: u64, user: User) -> Option<Place> {
+        let mut all = self.lock();
+        let of_one = all.iter().filter(|entry| entry.user == user).count();
+        let is_over = of_one >= CONNECTIONS_OF_ONE;
+        if is_over || all.len() >= CONNECTIONS_MAX {
+            let waiting = all.iter().enumerate().filter_map(|(at, entry)| {
+                let is_own = entry.user == user;
+                let since = entry.waits_since.filter(|_| is_own || !is_over);
+                Some((since?, at))
+            });
+            let (_, at) = waiting.min()?;
+            if let Some(abort) = all.swap_remove(at).abort {
+                abort.abort();
+            }
         }
-        let of = all.entry(address).or_insert(0);
-        if *of >= CONNECTIONS_OF_ONE && !address.is_loopback() {
-            return None;
+        all.push(Entry {
+            id,
+            user,
+            waits_since: Some(Instant::now()),
+            abort: None,
+        });
+        let crowd = self.clone();
+        Some(Place(Arc::new(Left { crowd, id })))
+    }
+
+    /// How the connection can be ended. One that made room already is ended at once.
+    fn can_abort(&self, id: u64, abort: AbortHandle) {
+        match self.lock().iter_mut().find(|entry| entry.id == id) {
+            Some(entry) => entry.abort = Some(abort),
+            None => abort.abort(),
         }
-        *of += 1;
-        Some(Place {
-            crowd: self.clone(),
-            address,
-        })
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut all = self.crowd.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of) = all.get_mut(&self.address) {
-            *of -= 1;
-            if *of == 0 {
-                all.remove(&self.address);
-            }
+impl Place {
+    fn waits(&self, waits: bool) {
+        let mut all = self.0.crowd.lock();
+        if let Some(entry) = all.iter_mut().find(|entry| entry.id == self.0.id) {
+            entry.waits_since = waits.then(Instant::now);
         }
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.crowd.lock().retain(|entry| entry.id != self.id);
     }
 }
 
@@ -206,6 +245,7 @@ impl Open {
         let routes = router(config.clone(), self.settings);
         let crowd = Crowd::default();
         let mut tasks = JoinSet::new();
+        let mut last = 0;
         loop {
             let accepted = tokio::select! {
                 Some(_) = tasks.join_next() => continue,
@@ -213,14 +253,18 @@ impl Open {
             };
             match accepted {
                 Ok((stream, from)) => {
-                    if let Some(place) = crowd.enter(from.ip()) {
-                        tasks.spawn(connection(
+                    last += 1;
+                    let own = stream.local_addr().unwrap_or(from);
+                    let from = Peer(user(own, from));
+                    if let Some(place) = crowd.enter(last, from.0) {
+                        let task = tasks.spawn(connection(
                             stream,
                             from,
                             routes.clone(),
                             self.tls.clone(),
                             place,
                         ));
+                        crowd.can_abort(last, task);
                     }
                 }
                 Err(e) => {
@@ -234,29 +278,38 @@ impl Open {
 
 async fn connection(
     stream: TcpStream,
-    from: SocketAddr,
+    from: Peer,
     routes: Router,
     tls: Option<TlsAcceptor>,
-    _place: Place,
+    place: Place,
 ) {
     let _ = stream.set_nodelay(true);
     match tls {
-        None => talk(stream, from, routes).await,
+        None => talk(stream, from, routes, place).await,
         Some(tls) => match tokio::time::timeout(PATIENCE, tls.accept(stream)).await {
-            Ok(Ok(stream)) => talk(stream, from, routes).await,
-            Ok(Err(e)) => tracing::debug!("{from} does not speak TLS with the console: {e}"),
+            Ok(Ok(stream)) => talk(stream, from, routes, place).await,
+            Ok(Err(e)) => {
+                tracing::debug!("{} does not speak TLS with the console: {e}", told(from.0))
+            }
             Err(_) => {}
         },
     }
 }
 
-async fn talk(stream: impl AsyncRead + AsyncWrite + Unpin, from: SocketAddr, routes: Router) {
+async fn talk(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    from: Peer,
+    routes: Router,
+    place: Place,
+) {
     let routes = TowerToHyperService::new(routes);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(Peer(from));
-        let routes = routes.clone();
+        request.extensions_mut().insert(from);
+        let (routes, place) = (routes.clone(), place.clone());
         async move {
+            place.waits(false);
             let Ok(response) = routes.call(request).await;
+            place.waits(true);
             Ok::<_, Infallible>(response)
         }
     });

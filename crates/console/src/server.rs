@@ -1,6 +1,6 @@
 //! Requests, one after the other: the page, logging in and out, and what is passed on to the daemon.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hearth_fault::Fault;
+use hearth_io::peer::User;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -65,7 +66,15 @@ pub struct Config {
 
 /// From where a connection comes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub SocketAddr);
+pub(crate) struct Peer(pub User);
+
+/// A user, for people.
+pub(crate) fn told(user: User) -> String {
+    match user {
+        User::Uid(uid) => format!("account {uid} of this host"),
+        User::Address(address) => address.to_string(),
+    }
+}
 
 struct Console {
     config: Config,
@@ -151,7 +160,7 @@ impl Console {
         }
         if path == "/console/login" {
             let from = head.extensions.get::<Peer>();
-            let from = from.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |p| p.0.ip());
+            let from = from.map_or(User::Address(Ipv4Addr::UNSPECIFIED.into()), |p| p.0);
             return match head.method == Method::POST && is_json(&head.headers) {
                 true => self.log_in(from, body).await,
                 false => bad(&Fault::bare("logging in is a POST of JSON")),
@@ -238,7 +247,7 @@ impl Console {
         })
     }
 
-    async fn log_in(self: &Arc<Console>, from: IpAddr, body: Body) -> Response {
+    async fn log_in(self: &Arc<Console>, from: User, body: Body) -> Response {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields, untagged)]
         enum Asked {
@@ -304,12 +313,15 @@ impl Console {
         match checked.await {
             Ok(Ok(Some(who))) => {
                 lock(&self.throttle).right(from);
-                tracing::info!("{name} logged in to the console from {from}");
+                tracing::info!("{name} logged in to the console from {}", told(from));
                 self.begin(who)
             }
             Ok(Ok(None)) => {
                 lock(&self.throttle).wrong(from, &name, Instant::now());
-                tracing::warn!("somebody at {from} gave a wrong name or password to the console");
+                tracing::warn!(
+                    from = told(from),
+                    "a wrong name or password was given to the console"
+                );
                 refusal(
                     StatusCode::UNAUTHORIZED,
                     &Fault::bare("there is no such account, or the password is another one"),

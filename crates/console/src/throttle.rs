@@ -1,14 +1,15 @@
 //! How fast passwords can be guessed: not at all, after a few wrong ones.
 //!
-//! Wrong guesses are counted for the address they come from, so that one guesser does not lock others out, and
+//! Wrong guesses are counted for the user they come from (an address, or an account of this host), so that one guesser does not lock others out, and
 //! for the name they are for, so that many addresses together do not guess one account. The second limit is
 //! wider and its pause shorter: whoever wants to keep an administrator out of his account by guessing wrong
 //! for ever makes him wait a minute, not more.
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+use hearth_io::peer::User;
 
 /// Wrong guesses that cost nothing.
 const FREE_BY_ADDRESS: u32 = 5;
@@ -77,7 +78,7 @@ impl<K: Hash + Eq + Clone> Watch<K> {
 
 /// Counts wrong guesses.
 pub(crate) struct Throttle {
-    addresses: Watch<IpAddr>,
+    addresses: Watch<User>,
     names: Watch<String>,
 }
 
@@ -90,40 +91,30 @@ impl Throttle {
     }
 
     /// How long this address has to wait before it may try this name.
-    pub(crate) fn wait(&self, from: IpAddr, name: &str, now: Instant) -> Duration {
+    pub(crate) fn wait(&self, from: User, name: &str, now: Instant) -> Duration {
         let by_name = self.names.wait(&name.to_owned(), now);
-        self.addresses.wait(&host(from), now).max(by_name)
+        self.addresses.wait(&from, now).max(by_name)
     }
 
     /// A guess was wrong.
-    pub(crate) fn wrong(&mut self, from: IpAddr, name: &str, now: Instant) {
-        self.addresses.wrong(&host(from), now);
+    pub(crate) fn wrong(&mut self, from: User, name: &str, now: Instant) {
+        self.addresses.wrong(&from, now);
         self.names.wrong(&name.to_owned(), now);
     }
 
     /// Somebody is who he says. What others guessed from elsewhere still counts for the name.
-    pub(crate) fn right(&mut self, from: IpAddr) {
-        self.addresses.by.remove(&host(from));
-    }
-}
-
-/// Whoever has one IPv6 address has the whole network around it.
-fn host(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
-            Some(v4) => IpAddr::V4(v4),
-            None => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
-        },
-        v4 => v4,
+    pub(crate) fn right(&mut self, from: User) {
+        self.addresses.by.remove(&from);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::IpAddr;
 
-    fn at(last: u8) -> IpAddr {
-        IpAddr::from([192, 0, 2, last])
+    fn at(last: u8) -> User {
+        User::Address(IpAddr::from([192, 0, 2, last]))
     }
 
     #[test]
@@ -164,16 +155,16 @@ mod tests {
         assert!(throttle.wait(at(200), "otto", now).is_zero());
     }
 
+    /// All accounts of this host have one address.
     #[test]
-    fn a_network_of_addresses_is_one() {
+    fn one_account_holds_back_no_other() {
         let mut throttle = Throttle::new();
         let now = Instant::now();
-        for n in 0..6u16 {
-            let address = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, n]);
-            throttle.wrong(address, &format!("name{n}"), now);
+        for n in 0..19 {
+            throttle.wrong(User::Uid(65534), &format!("name{}", n % 5), now);
         }
-        let other = IpAddr::from([0x2001, 0xdb8, 0, 0, 0xffff, 0, 0, 1]);
-        assert!(!throttle.wait(other, "anna", now).is_zero());
+        assert!(!throttle.wait(User::Uid(65534), "anna", now).is_zero());
+        assert!(throttle.wait(User::Uid(0), "anna", now).is_zero());
     }
 
     #[test]
@@ -181,7 +172,8 @@ mod tests {
         let mut throttle = Throttle::new();
         let now = Instant::now();
         for n in 0..10_000u32 {
-            throttle.wrong(IpAddr::from(n.to_be_bytes()), &n.to_string(), now);
+            let from = User::Address(IpAddr::from(n.to_be_bytes()));
+            throttle.wrong(from, &n.to_string(), now);
         }
         assert!(throttle.addresses.by.len() <= WATCHED_MAX);
         assert!(throttle.names.by.len() <= WATCHED_MAX);

@@ -21,6 +21,7 @@ pub mod model;
 mod nowhere;
 pub mod op;
 mod patience;
+pub mod peer;
 pub mod proactor;
 pub mod remote;
 pub mod shelf;

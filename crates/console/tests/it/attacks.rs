@@ -670,3 +670,16 @@ fn there_is_no_console_unless_it_is_enabled() {
     // And who was logged in is not any more.
     assert_eq!(world.with(&anna, "GET", "/v1/pool", "").status, 401);
 }
+
+/// Silent connections, more than there are places, do not keep out who asks.
+#[test]
+fn silent_connections_keep_nobody_out() {
+    let world = World::new();
+    let silent: Vec<TcpStream> = (0..600)
+        .map(|_| TcpStream::connect(world.address).unwrap())
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(world.ask("GET", "/", &[], "").status, 200);
+    }
+    drop(silent);
+}
