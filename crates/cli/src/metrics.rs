@@ -30,7 +30,7 @@ const SECOND_PATIENCE: Duration = Duration::from_secs(3);
 const REQUEST_MAX: u64 = 16 << 10;
 
 pub fn run(global: &Global, args: &Metrics) -> Outcome {
-    let source = Source::new(&global.dir());
+    let source = Source::new(Client::new(&global.dir()), &global.dir());
     let Some(at) = args.listen else {
         print!("{}", source.page(Form::Plain)?);
         return Ok(());
@@ -121,7 +121,7 @@ impl Part for Scraped {
                 let _ = TcpStream::connect(at);
             })
             .map_err(|e| Error::internal(format!("cannot start a thread: {e}")))?;
-        let source = Source::new(&context.run_dir);
+        let source = Source::new(Client::of_second(&context.run_dir), &context.run_dir);
         serve(&source, &listener, || context.stop.is_told());
         Ok(())
     }
@@ -134,10 +134,10 @@ struct Source {
 }
 
 impl Source {
-    fn new(run_dir: &Path) -> Source {
+    fn new(daemon: Client, run_dir: &Path) -> Source {
         let second = Client::new(&dirs::run_dir(run_dir));
         Source {
-            daemon: Client::new(run_dir),
+            daemon,
             second: second.patient_for(SECOND_PATIENCE),
         }
     }

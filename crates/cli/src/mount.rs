@@ -44,11 +44,11 @@ pub fn run(global: &Global, name: &str, hypervisor: Hypervisor) -> Outcome {
 
 /// What to type to mount a datastore, as `--json` prints it.
 pub fn of_datastore(
-    global: &Global,
+    client: &Client,
     name: &str,
     hypervisor: Hypervisor,
 ) -> Result<serde_json::Value, Error> {
-    let info: DatastoreInfo = Client::new(&global.dir()).get(&datastore_path(name, ""))?;
+    let info: DatastoreInfo = client.get(&datastore_path(name, ""))?;
     serde_json::to_value(help(&info, hypervisor)?)
         .map_err(|e| Error::internal(format!("cannot print an answer as JSON: {e}")))
 }
