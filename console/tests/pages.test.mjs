@@ -48,7 +48,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
     // A datastore's directory has to be on a file system with lasting names, which a temporary one may not be.
     kept = await mkdtemp(join(existsSync(TARGET) ? TARGET : tmpdir(), "console-"));
     await mkdir(join(kept, "store"));
-    await world.hearth(["datastore", "add", join(kept, "store"), "--nfs", "--listen", "127.0.0.1:0", "--client", "127.0.0.1=rw,root"]);
+    await world.hearth(["datastore", "add", join(kept, "store"), "--nfs", "--listen", "127.0.0.1:0", "--client", "127.0.0.1=rw,root,insecure"]);
     const [store] = await world.asked("datastore", "list");
     nfs = await Nfs.mount(store.listen, store.path);
     const file = await nfs.create("vm-flat.vmdk", 8 * MIB);

@@ -175,7 +175,7 @@ fn serve(hearth: &Hearth, dir: &Path) -> Result<SocketAddr> {
         "--listen",
         "127.0.0.1:0",
         "--client",
-        "127.0.0.1=rw,root",
+        "127.0.0.1=rw,root,insecure",
     ])?;
     let name = dir.file_name().context("a directory with a name")?;
     let name = name.to_str().context("a name in UTF-8")?;

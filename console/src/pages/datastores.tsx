@@ -361,12 +361,14 @@ function Who({ store }: { store: Datastore }) {
             <li key={client.network}>
               <code>{client.network}</code>: {client.write ? "reads and writes" : "only reads"}
               {client.root ? ", may be root" : ""}
+              {client.all_squash ? `, all users count as user ${client.anonuid}, group ${client.anongid}` : ""}
+              {client.insecure ? ", from any port of this host" : ""}
             </li>
           ))}
         </ul>
       )}
       <p class="dim">
-        That is said on the host: <code>hearth datastore set {store.name} --client HOST=rw,root</code>.
+        That is said on the host: <code>hearth datastore set {store.name} --client HOST=rw,no_root_squash</code>.
       </p>
     </Card>
   );

@@ -378,6 +378,9 @@ pub struct Metrics {
     /// whoever asks
     #[arg(long, requires = "listen")]
     pub allow_remote: bool,
+    /// Name under which this host is asked, beside its own name, localhost and its addresses; may be given several times
+    #[arg(long = "name", value_name = "NAME", requires = "listen")]
+    pub names: Vec<String>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -85,11 +85,12 @@ pub fn run(global: &Global, args: &AttachHelp) -> Outcome {
 
 /// What to type to give a disk to guests of this hypervisor, as `--json` prints it.
 pub fn of_disk(
+    client: &Client,
     global: &Global,
     disk: &str,
     hypervisor: Hypervisor,
 ) -> Result<serde_json::Value, Error> {
-    let info: DiskInfo = Client::new(&global.dir()).get(&disk_path(disk, ""))?;
+    let info: DiskInfo = client.get(&disk_path(disk, ""))?;
     let help = help(global, &info, hypervisor, None)?;
     serde_json::to_value(&help)
         .map_err(|e| Error::internal(format!("cannot print an answer as JSON: {e}")))

@@ -177,7 +177,7 @@ impl Screen {
 
     fn clear(&self) {
         if self.terminal {
-            eprint!("\r\x1b[K");
+            std::eprint!("\r\x1b[K");
         }
     }
 }
@@ -196,7 +196,8 @@ impl Watcher for Screen {
         if self.terminal {
             let full = (share * BAR as f64) as usize;
             let bar = format!("{}{}", "#".repeat(full), "-".repeat(BAR - full));
-            eprint!("\r\x1b[K[{bar}] {percent:.0} %, {left} left · {what}");
+            let what = crate::table::plain(what);
+            std::eprint!("\r\x1b[K[{bar}] {percent:.0} %, {left} left · {what}");
             let _ = std::io::stderr().flush();
         } else if share - self.told >= LINE_EVERY {
             self.told = share;

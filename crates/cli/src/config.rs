@@ -332,7 +332,10 @@ mod tests {
     #[test]
     fn the_shipped_file_names_every_setting_and_each_example_is_right() {
         // All that it sets; the package makes the group.
-        assert_eq!(typed(SHIPPED), ["--control-group=hearth"]);
+        assert_eq!(
+            typed(SHIPPED),
+            ["--control-group=hearth", "--monitor-group=hearth-monitor"]
+        );
         // Settings are what a comment without a space begins with.
         let all: String = SHIPPED
             .lines()

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hearth_console::{Accounts, Config, Home, Reach, Role, Settings, TlsFiles, What};
+use hearth_daemon::client::Client;
 use hearth_daemon::error::{Error, Kind};
-use hearth_daemon::rundir::api_socket;
+use hearth_daemon::rundir::second_socket;
 use hearth_fault::Fault;
 use hearth_monitor::dirs::{default_state_dir, socket};
 use hearth_monitor::{Context, Part};
@@ -307,6 +308,7 @@ fn config(context: &Context, reach: Reach) -> Config {
         run_dir: Some(dir.clone()),
         json: true,
     };
+    let client = Client::of_second(&dir);
     let attach = move |what: What, name: &str, hypervisor: &str| {
         let (all, ask) = match what {
             What::Disk => (
@@ -322,15 +324,15 @@ fn config(context: &Context, reach: Reach) -> Config {
             return Err(Fault::new(format!("{hypervisor:?} is not known here"), ask));
         };
         match what {
-            What::Disk => attach::of_disk(&global, name, hypervisor),
-            What::Datastore => mount::of_datastore(&global, name, hypervisor),
+            What::Disk => attach::of_disk(&client, &global, name, hypervisor),
+            What::Datastore => mount::of_datastore(&client, name, hypervisor),
         }
         .map_err(Fault::from)
     };
     Config {
         home: Home::new(&context.state.path("")),
         reach,
-        socket: api_socket(&dir),
+        socket: second_socket(&dir),
         monitor: socket(&dir),
         attach: Some(Arc::new(attach)),
     }

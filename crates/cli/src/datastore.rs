@@ -135,6 +135,7 @@ fn add(global: &Global, client: &Client, args: DatastoreAdd) -> Outcome {
         plain(&info.directory),
         plain(&info.listen)
     );
+    tell_opened(&info);
     warn(&info);
     println!(
         "`hearth attach-help {} --for linux` (or esxi, proxmox) prints how to mount it",
@@ -156,6 +157,7 @@ fn set(global: &Global, client: &Client, args: DatastoreSet) -> Outcome {
             ..SettingsChanged::default()
         },
     });
+    let opens = !args.clients.is_empty();
     let body = api::DatastoreSet {
         rule,
         unmatch: args.unmatch,
@@ -165,7 +167,18 @@ fn set(global: &Global, client: &Client, args: DatastoreSet) -> Outcome {
         hold: args.hold.map(|switch| switch == Switch::On),
     };
     let info: DatastoreInfo = client.patch(&datastore_path(&args.name, ""), &body)?;
-    said(global, &info, "changed")
+    said(global, &info, "changed")?;
+    if opens && !global.json {
+        tell_opened(&info);
+    }
+    Ok(())
+}
+
+/// Tells which clients may use a datastore, as whom and from where.
+fn tell_opened(info: &DatastoreInfo) {
+    for client in &info.clients {
+        println!("{}", plain(&client.opened()));
+    }
 }
 
 /// A rule as one gives it.

@@ -114,10 +114,10 @@ pub fn show(global: &Global, events: &[EventInfo]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     for event in events {
         let line = if global.json {
-            serde_json::to_string(event)
+            crate::table::json(event)
                 .map_err(|e| Error::internal(format!("cannot print an event as JSON: {e}")))?
         } else {
-            line(event)
+            crate::table::shown(&line(event))
         };
         // A reader that has gone away ends the command.
         let _ = writeln!(out, "{line}");

@@ -3,6 +3,23 @@
 //! Each command prints text for people or, with `--json`, JSON for programs. A failure is one
 //! sentence that says what is wrong and what to do about it.
 
+/// What is printed is shown ([`table::shown`]): names of files and what others say come from elsewhere, and must not steer the
+/// terminal. What is to steer it goes past this, by `std::eprint!`.
+macro_rules! print {
+    ($($text:tt)*) => { std::print!("{}", crate::table::shown(&format!($($text)*))) };
+}
+macro_rules! println {
+    () => { std::println!() };
+    ($($text:tt)*) => { std::println!("{}", crate::table::shown(&format!($($text)*))) };
+}
+macro_rules! eprint {
+    ($($text:tt)*) => { std::eprint!("{}", crate::table::shown(&format!($($text)*))) };
+}
+macro_rules! eprintln {
+    () => { std::eprintln!() };
+    ($($text:tt)*) => { std::eprintln!("{}", crate::table::shown(&format!($($text)*))) };
+}
+
 mod advise;
 mod alert;
 mod args;
@@ -127,9 +144,9 @@ fn main() -> ExitCode {
 fn report(json: bool, fault: Fault) {
     let text = if json {
         let sentence = fault.to_string();
-        serde_json::to_string(&ErrorBody::from(fault)).unwrap_or(sentence)
+        table::json(&ErrorBody::from(fault)).unwrap_or(sentence)
     } else {
-        format!("hearth: {fault}")
+        table::shown(&format!("hearth: {fault}"))
     };
     // Nobody can be told that standard error is gone.
     let _ = writeln!(std::io::stderr(), "{text}");
@@ -138,6 +155,7 @@ fn report(json: bool, fault: Fault) {
 /// Prints `value` as JSON.
 fn print_json<T: serde::Serialize>(value: &T) -> Outcome {
     let text = serde_json::to_string_pretty(value)
+        .map(|text| table::escaped(&text))
         .map_err(|e| Error::internal(format!("cannot print an answer as JSON: {e}")))?;
     println!("{text}");
     Ok(())

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,7 +32,8 @@ const SECOND_PATIENCE: Duration = Duration::from_secs(3);
 const REQUEST_MAX: u64 = 16 << 10;
 
 pub fn run(global: &Global, args: &Metrics) -> Outcome {
-    let source = Arc::new(Source::new(&global.dir()));
+    let client = Client::new(&global.dir());
+    let source = Arc::new(Source::new(client, &global.dir(), args.names.clone()));
     let Some(at) = args.listen else {
         print!("{}", source.page(Form::Plain)?);
         return Ok(());
@@ -160,6 +161,8 @@ pub struct MetricsConfig {
     pub listen: Option<SocketAddr>,
     /// Other hosts may reach it.
     pub allow_remote: bool,
+    /// Names of this host under which it is asked, beside its own.
+    pub names: Vec<String>,
 }
 
 impl MetricsConfig {
@@ -175,7 +178,12 @@ impl MetricsConfig {
 }
 
 /// Metrics over TCP, as a part of the second service.
-pub struct Scraped(pub SocketAddr);
+pub struct Scraped {
+    /// Where it listens.
+    pub at: SocketAddr,
+    /// As in [`MetricsConfig::names`].
+    pub names: Vec<String>,
+}
 
 impl Part for Scraped {
     fn name(&self) -> &'static str {
@@ -183,7 +191,7 @@ impl Part for Scraped {
     }
 
     fn run(&self, context: &Context) -> Result<(), Error> {
-        let (listener, at) = bind(self.0)?;
+        let (listener, at) = bind(self.at)?;
         let stop = context.stop.clone();
         // Whoever waits for a client sees the end only by one that comes.
         std::thread::Builder::new()
@@ -194,7 +202,8 @@ impl Part for Scraped {
                 let _ = TcpStream::connect(at);
             })
             .map_err(|e| Error::internal(format!("cannot start a thread: {e}")))?;
-        let source = Arc::new(Source::new(&context.run_dir));
+        let daemon = Client::of_second(&context.run_dir);
+        let source = Arc::new(Source::new(daemon, &context.run_dir, self.names.clone()));
         serve(&source, &listener, || context.stop.is_told());
         Ok(())
     }
@@ -204,14 +213,18 @@ impl Part for Scraped {
 struct Source {
     daemon: Client,
     second: Client,
+    /// Under which it is asked.
+    names: Vec<String>,
 }
 
 impl Source {
-    fn new(run_dir: &Path) -> Source {
+    fn new(daemon: Client, run_dir: &Path, mut names: Vec<String>) -> Source {
+        names.extend(["localhost".to_owned(), hearth_monitor::alerts::host_name()]);
         let second = Client::new(&dirs::run_dir(run_dir));
         Source {
-            daemon: Client::new(run_dir),
+            daemon,
             second: second.patient_for(SECOND_PATIENCE),
+            names,
         }
     }
 
@@ -234,28 +247,58 @@ impl Source {
     }
 }
 
-/// What a client asks: the path, and what it accepts.
-fn request(stream: impl Read) -> std::io::Result<Option<(String, Option<String>)>> {
+/// True if a request is for this host. A page of another site can have a browser ask here under a name of its own that it
+/// made an address of this host (DNS rebinding), and read the answer; it cannot have it ask for an address.
+fn is_ours(host: &str, names: &[String]) -> bool {
+    if host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.chars().all(|c| c.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.strip_prefix('[').and_then(|n| n.strip_suffix(']'));
+    bare.is_some_and(|address| address.parse::<IpAddr>().is_ok())
+        || names.iter().any(|own| own.eq_ignore_ascii_case(name))
+}
+
+/// What a client asks.
+#[derive(Debug, PartialEq, Eq)]
+struct Request {
+    path: String,
+    accept: Option<String>,
+    host: Option<String>,
+}
+
+fn request(stream: impl Read) -> std::io::Result<Option<Request>> {
     let mut lines = BufReader::new(stream.take(REQUEST_MAX)).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
-    let mut accept = None;
+    let (mut accept, mut host) = (None, None);
     // To the empty line, or the client would find its connection broken.
     for line in lines {
         let line = line?;
         if line.is_empty() {
             break;
         }
-        if let Some((name, value)) = line.split_once(':')
-            && name.eq_ignore_ascii_case("accept")
-        {
-            accept = Some(value.trim().to_owned());
+        let Some((name, value)) = line.split_once(':') else {
+            continue;
+        };
+        let value = value.trim().to_owned();
+        if name.eq_ignore_ascii_case("accept") {
+            accept = Some(value);
+        } else if name.eq_ignore_ascii_case("host") {
+            host = Some(value);
         }
     }
     let mut words = first.split(' ');
     let path = (words.next() == Some("GET"))
         .then(|| words.next())
         .flatten();
-    Ok(path.map(|p| (p.to_owned(), accept)))
+    Ok(path.map(|path| Request {
+        path: path.to_owned(),
+        accept,
+        host,
+    }))
 }
 
 fn answer(source: &Source, stream: &TcpStream, client: &Admitted) -> std::io::Result<()> {
@@ -264,7 +307,16 @@ fn answer(source: &Source, stream: &TcpStream, client: &Admitted) -> std::io::Re
     client.has_asked();
     let plain = Form::Plain.content_type();
     let (status, kind, body) = match asked {
-        Some((path, accept)) if path == "/metrics" => {
+        Some(Request {
+            host: Some(host), ..
+        }) if !is_ours(&host, &source.names) => (
+            "421 Misdirected Request",
+            plain,
+            "this host is not known under that name; ask for its address, or list the name: names in [metrics] of \
+             /etc/hearth/hearth.toml, or --name\n"
+                .to_owned(),
+        ),
+        Some(Request { path, accept, .. }) if path == "/metrics" => {
             let form = Form::accepted(accept.as_deref());
             match source.page(form) {
                 Ok(page) => ("200 OK", form.content_type(), page),
@@ -306,13 +358,47 @@ mod tests {
     }
 
     #[test]
+    fn other_names_for_this_host_are_refused() {
+        let names = ["localhost".to_owned(), "kvm1".to_owned()];
+        for own in [
+            "127.0.0.1:9810",
+            "[::1]:9810",
+            "[::1]",
+            "192.0.2.1",
+            "LOCALHOST:9810",
+            "kvm1",
+        ] {
+            assert!(is_ours(own, &names), "{own}");
+        }
+        for other in [
+            "rebound.example.org:9810",
+            "kvm1.example.org",
+            "127.0.0.1.example.org",
+            "",
+            ":9810",
+            "[kvm1]",
+        ] {
+            assert!(!is_ours(other, &names), "{other}");
+        }
+    }
+
+    #[test]
     fn requests_of_all_sorts() {
         let asked = |text: &str| request(text.as_bytes()).unwrap();
+        let whole = Request {
+            path: "/metrics".to_owned(),
+            accept: Some("a/b".to_owned()),
+            host: Some("h".to_owned()),
+        };
         assert_eq!(
             asked("GET /metrics HTTP/1.1\r\nHost: h\r\naccept: a/b\r\n\r\nrest"),
-            Some(("/metrics".to_owned(), Some("a/b".to_owned())))
+            Some(whole)
         );
-        assert_eq!(asked("GET /metrics"), Some(("/metrics".to_owned(), None)));
+        let bare = asked("GET /metrics").unwrap();
+        assert_eq!(
+            (bare.path.as_str(), bare.accept, bare.host),
+            ("/metrics", None, None)
+        );
         assert_eq!(asked("POST /metrics HTTP/1.1\r\n\r\n"), None);
         assert_eq!(asked(""), None);
         assert!(request(&b"GET /\xff HTTP/1.1\r\n"[..]).is_err());
@@ -324,7 +410,8 @@ mod tests {
     #[test]
     fn silent_clients_keep_nobody_out() {
         let dir = tempfile::tempdir().unwrap();
-        let source = Arc::new(Source::new(dir.path()));
+        let daemon = Client::new(dir.path());
+        let source = Arc::new(Source::new(daemon, dir.path(), Vec::new()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         std::thread::spawn(move || serve(&source, &listener, || false));

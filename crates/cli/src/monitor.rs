@@ -84,7 +84,8 @@ fn parts(global: &Global, file: File) -> Vec<Arc<dyn Part>> {
         Arc::new(console::Shown(reach)),
     ];
     if let Some(at) = metrics.listen {
-        parts.push(Arc::new(Scraped(at)));
+        let names = metrics.names;
+        parts.push(Arc::new(Scraped { at, names }));
     }
     if let Some(url) = alerts.heartbeat_url.clone() {
         parts.push(Arc::new(Beating { url }));

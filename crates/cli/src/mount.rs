@@ -44,11 +44,11 @@ pub fn run(global: &Global, name: &str, hypervisor: Hypervisor) -> Outcome {
 
 /// What to type to mount a datastore, as `--json` prints it.
 pub fn of_datastore(
-    global: &Global,
+    client: &Client,
     name: &str,
     hypervisor: Hypervisor,
 ) -> Result<serde_json::Value, Error> {
-    let info: DatastoreInfo = Client::new(&global.dir()).get(&datastore_path(name, ""))?;
+    let info: DatastoreInfo = client.get(&datastore_path(name, ""))?;
     serde_json::to_value(help(&info, hypervisor)?)
         .map_err(|e| Error::internal(format!("cannot print an answer as JSON: {e}")))
 }
@@ -85,7 +85,7 @@ fn help(info: &DatastoreInfo, hypervisor: Hypervisor) -> Result<Help, Error> {
         .any(|client| client.root && client.write)
     {
         notes.push(format!(
-            "no client may be root there, which hypervisors need: `hearth datastore set {name} --client HOST=rw,root`"
+            "no client may be root there, which hypervisors need: `hearth datastore set {name} --client HOST=rw,no_root_squash`"
         ));
     }
     let options =
@@ -143,9 +143,8 @@ mod tests {
             portmapper: true,
             path: "/vms".to_owned(),
             clients: vec![DatastoreClient {
-                network: "192.0.2.9".to_owned(),
-                write: true,
                 root,
+                ..DatastoreClient::new("192.0.2.9")
             }],
             read_only: false,
             hold: false,
@@ -187,7 +186,7 @@ mod tests {
             .notes;
         let notes = notes.concat();
         assert!(
-            notes.contains("--listen") && notes.contains("=rw,root"),
+            notes.contains("--listen") && notes.contains("=rw,no_root_squash"),
             "{notes}"
         );
     }

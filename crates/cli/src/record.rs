@@ -99,7 +99,7 @@ pub fn run(global: &Global, args: &TraceRecord) -> Outcome {
             )
         })?;
         if shown {
-            eprint!("\r\x1b[K{}", sentence(&recording));
+            std::eprint!("\r\x1b[K{}", crate::table::plain(&sentence(&recording)));
             let _ = std::io::stderr().flush();
         }
         if !recording.active {

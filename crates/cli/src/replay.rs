@@ -142,14 +142,14 @@ pub fn run(global: &Global, args: &TraceReplay) -> Result<(), Failure> {
     let shown = !global.json && std::io::stderr().is_terminal();
     let mut tell = |p: &Progress| {
         if shown {
-            eprint!("\r\x1b[K{}", progress(&plan, p));
+            std::eprint!("\r\x1b[K{}", crate::table::plain(&progress(&plan, p)));
             let _ = std::io::stderr().flush();
         }
         !interrupt.hit()
     };
     let outcome = play(&mut source, &mut *target, options, &mut tell).map_err(failed)?;
     if shown {
-        eprint!("\r\x1b[K");
+        std::eprint!("\r\x1b[K");
     }
     let after = ask.as_ref().and_then(Asker::counters);
     let report = Report {

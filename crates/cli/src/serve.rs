@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hearth_daemon::api::authorise::Listed;
 use hearth_daemon::daemon::Options;
 use hearth_daemon::error::Error;
 use hearth_daemon::pool::Pool;
@@ -110,6 +111,11 @@ fn options(
         run_dir: global.dir(),
         socket_group: args.sockets.socket_group,
         control_group: args.sockets.control_group,
+        monitor_group: args.sockets.monitor_group,
+        listed: Listed {
+            paths: args.sockets.allow_path,
+            servers: args.sockets.allow_server,
+        },
         tcp,
         release_brake: args.release_brake,
         lock_memory: match args.lock_memory {

@@ -40,7 +40,7 @@ fn json<T: serde::Serialize>(report: &T, watching: bool) -> Outcome {
     if !watching {
         return print_json(report);
     }
-    let line = serde_json::to_string(report)
+    let line = crate::table::json(report)
         .map_err(|e| Error::internal(format!("cannot print statistics as JSON: {e}")))?;
     println!("{line}");
     Ok(())
@@ -69,7 +69,7 @@ fn once(global: &Global, client: &Client, name: Option<&str>, watching: bool) ->
             all(&report)
         }
     };
-    print!("{prefix}{text}");
+    std::print!("{prefix}{}", crate::table::shown(&text));
     let _ = std::io::stdout().flush();
     Ok(())
 }

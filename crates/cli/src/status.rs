@@ -4,6 +4,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use crate::table::plain;
+
 /// How often a terminal's line is rewritten at most: faster, nobody can read.
 const REWRITE: Duration = Duration::from_millis(100);
 
@@ -53,11 +55,11 @@ impl StatusLine {
         if self.terminal {
             self.next = now + REWRITE;
             self.shown = true;
-            let _ = write!(err, "\r\x1b[K{}", text());
+            let _ = write!(err, "\r\x1b[K{}", plain(&text()));
             let _ = err.flush();
         } else if let Some(every) = self.every {
             self.next = now + every;
-            let _ = writeln!(err, "{}", text());
+            let _ = writeln!(err, "{}", plain(&text()));
         }
     }
 

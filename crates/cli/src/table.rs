@@ -76,12 +76,46 @@ impl Table {
     }
 }
 
-/// `text` with control characters replaced: names and paths come from elsewhere and must not
-/// steer the terminal.
+/// True for what steers a terminal instead of being shown: control characters, and those that turn the direction of what
+/// follows or break a line.
+fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61C}' | '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{FEFF}')
+}
+
+/// `text` with what would steer the terminal replaced: names and paths come from elsewhere. It is one line.
 pub fn plain(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '\u{FFFD}' } else { c })
-        .collect()
+    let shown = |c| if steers(c) { '\u{FFFD}' } else { c };
+    text.chars().map(shown).collect()
+}
+
+/// The same of several lines.
+pub fn shown(text: &str) -> String {
+    let shown = |c| match c {
+        '\n' | '\t' => c,
+        c if steers(c) => '\u{FFFD}',
+        c => c,
+    };
+    text.chars().map(shown).collect()
+}
+
+/// JSON with such characters escaped: they stand in its strings alone, which mean the same then.
+pub fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\n' => text.push(c),
+            // All of them have at most 16 bits.
+            c if steers(c) => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => text.push(c),
+        }
+    }
+    text
+}
+
+/// A value as JSON in one line.
+pub fn json<T: serde::Serialize>(value: &T) -> serde_json::Result<String> {
+    serde_json::to_string(value).map(|text| escaped(&text))
 }
 
 /// `text` if it has at most so many characters, else its beginning.
@@ -97,6 +131,18 @@ pub fn cut(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_steer_no_terminal() {
+        let name = "a\u{1b}[31m\u{9b}2J\u{7f}\r\u{202e}gmi.exe\u{2066}\u{feff}\tb\nc ü";
+        let one = plain(name);
+        assert!(!one.chars().any(steers), "{one:?}");
+        assert_eq!(shown(name).replace(['\n', '\t'], "\u{fffd}"), one);
+        assert!(one.ends_with("c ü"));
+        let text = json(&name).unwrap();
+        assert!(!text.chars().any(steers), "{text:?}");
+        assert_eq!(serde_json::from_str::<String>(&text).unwrap(), name);
+    }
 
     #[test]
     fn columns_line_up() {

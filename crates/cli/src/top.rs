@@ -71,7 +71,7 @@ fn print(client: &Client, interrupt: &Interrupt, interval: Duration, once: bool)
     while !interrupt.sleep(interval) {
         let now = look(client)?;
         let sample = Sample::between(&before, &now);
-        let line = serde_json::to_string(&sample)
+        let line = crate::table::json(&sample)
             .map_err(|e| Error::internal(format!("cannot print a sample: {e}")))?;
         println!("{line}");
         if once {

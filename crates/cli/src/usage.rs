@@ -80,10 +80,15 @@ pub fn parse() -> Result<Cli, ExitCode> {
         if json {
             let body = body(&error, hint);
             // Infallible: two strings.
-            eprintln!("{}", serde_json::to_string(&body).unwrap_or_default());
+            eprintln!("{}", crate::table::json(&body).unwrap_or_default());
         } else {
-            // Nobody can be told that standard error is gone.
-            let _ = error.print();
+            let text = error.render().to_string();
+            if crate::table::shown(&text) == text {
+                // With colours. Nobody can be told that standard error is gone.
+                let _ = error.print();
+            } else {
+                eprint!("{text}");
+            }
             if let Some(hint) = hint {
                 eprintln!("\n{hint}");
             }

@@ -9,6 +9,8 @@
 //! [`Settings`], if its keys are long options of a command (whose parser then judges the values), or a type of
 //! its own that denies unknown fields.
 
+pub mod reach;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};

@@ -10,16 +10,15 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, StatusCode, header};
 use axum::response::Response;
+use hearth_config::reach::Look;
 use hearth_fault::Fault;
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
 use tokio::net::UnixStream;
 
 use crate::accounts::Role;
 use crate::answer::refusal;
-use crate::paths;
 use crate::settings::Settings;
 
 /// Longest the daemon may take to tell something, and to carry out an order.
@@ -27,30 +26,6 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(30);
 const ORDER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest name of anything.
 const NAME_MAX: usize = 128;
-
-/// Says what a word of a body stands for, if it may be named.
-type Check = fn(&Settings, &str) -> Result<String, Fault>;
-
-/// What has to be looked at in a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
-    /// Nothing in it names anything of the host.
-    Nothing,
-    /// `origin` is opened.
-    Origin,
-    /// `add` is opened.
-    Leg,
-    /// `origin` is made, or is there and empty.
-    Target,
-    /// `file` is made.
-    Recording,
-    /// `new` becomes a flash device; with `size` it is made.
-    Flash,
-    /// Who may come to a datastore, and where it is served, is not for here.
-    Datastore,
-    /// Files that an image names would be opened.
-    Settings,
-}
 
 /// Who answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -269,62 +244,8 @@ impl Call {
 
     /// The body the daemon is to be sent: what it names is allowed, and named as it was found.
     pub(crate) fn body(&self, settings: &Settings, body: Bytes) -> Result<Bytes, Fault> {
-        if self.look == Look::Nothing {
-            return Ok(body);
-        }
-        let see = "see the API's description at /v1/openapi.json";
-        let mut value: Value = serde_json::from_slice(&body)
-            .map_err(|e| Fault::new(format!("the request is not understood: {e}"), see))?;
-        let fields = value
-            .as_object_mut()
-            .ok_or_else(|| Fault::new("the request is no object", see))?;
-        let deeper = "add it with hearth disk add on the host";
-        if fields
-            .get("allow_backing")
-            .is_some_and(|v| *v != Value::Bool(false))
-        {
-            let what = "the console lets no image open other files";
-            return Err(Fault::new(what, deeper));
-        }
-        let given = |name: &str| (fields.get(name)).is_some_and(|v| !v.is_null());
-        if self.look == Look::Flash
-            && fields
-                .get("force")
-                .is_some_and(|v| *v != Value::Bool(false))
-        {
-            let what = "the console overwrites nothing that is on a device";
-            return Err(Fault::new(
-                what,
-                "take the device with hearth pool on the host",
-            ));
-        }
-        if self.look == Look::Datastore && (given("clients") || given("listen")) {
-            let what = "the console does not say who may come to a datastore";
-            return Err(Fault::new(what, "use hearth datastore set on the host"));
-        }
-        let named: Option<(&str, Check)> = match self.look {
-            Look::Origin => Some(("origin", paths::origin)),
-            Look::Leg => Some(("add", paths::origin)),
-            Look::Target => Some(("origin", paths::target)),
-            Look::Recording => Some(("file", paths::new_file)),
-            Look::Flash if given("size") => Some(("new", paths::new_file)),
-            Look::Flash => Some(("new", paths::flash)),
-            Look::Settings | Look::Datastore | Look::Nothing => None,
-        };
-        if let Some((field, check)) = named {
-            match fields.get(field) {
-                None | Some(Value::Null) => {}
-                Some(Value::String(text)) => {
-                    let found = check(settings, text)?;
-                    fields.insert(field.to_owned(), Value::String(found));
-                }
-                Some(_) => return Err(Fault::new(format!("`{field}` is no text"), see)),
-            }
-        }
-        // Put together anew, so that what was looked at is what is passed on: a field given twice is there once.
-        serde_json::to_vec(&value)
-            .map(Bytes::from)
-            .map_err(|e| Fault::bare(format!("the request cannot be passed on: {e}")))
+        let checked = self.look.check(settings.reach(), &body)?;
+        Ok(Bytes::from(checked))
     }
 
     /// Asks who is behind `socket`, on somebody's behalf.

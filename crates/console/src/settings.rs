@@ -7,6 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use hearth_config::reach::check_paths;
 use hearth_fault::Fault;
 use serde::{Deserialize, Serialize};
 
@@ -73,24 +74,16 @@ impl Reach {
     }
 }
 
-/// May users be given these?
-fn check_paths<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Fault> {
-    for path in paths {
-        if !path.is_absolute() {
-            return Err(Fault::new(
-                format!("{} is no absolute path", path.display()),
-                "name the directories that users may reach from the root",
-            ));
-        }
-        // Everything would be below it.
-        if path.parent().is_none() {
-            return Err(Fault::new(
-                "users of the console may not be given the whole host",
-                "name the directories in which disks lie",
-            ));
+impl Settings {
+    /// What users may reach.
+    pub(crate) fn reach(&self) -> hearth_config::reach::Reach<'_> {
+        hearth_config::reach::Reach {
+            paths: &self.paths,
+            servers: &self.servers,
+            path_remedy: "the console reaches only what hearth console enable --allow-path lists",
+            server_remedy: "the console reaches only servers that hearth console enable --allow-server lists",
         }
     }
-    Ok(())
 }
 
 impl Default for Settings {

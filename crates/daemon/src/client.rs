@@ -51,6 +51,14 @@ impl Client {
         }
     }
 
+    /// The second service's client of that daemon.
+    pub fn of_second(dir: &Path) -> Client {
+        Client {
+            socket: crate::rundir::second_socket(dir),
+            ..Client::new(dir)
+        }
+    }
+
     /// The same one, which prefers answers of this kind.
     pub fn accepting(&self, kind: &'static str) -> Client {
         Client {
@@ -244,7 +252,7 @@ impl Client {
                     self.socket.display()
                 ),
                 "run this with sudo or as the user who runs the daemon; `hearth serve --control-group \
-                 GROUP` lets a group control it",
+                 GROUP` lets a group control it, and --monitor-group the second service watch it",
             ),
             _ => Error::unavailable(
                 format!("cannot connect to {}: {e}", self.socket.display()),
@@ -318,7 +326,7 @@ fn refusal(status: u16, body: &[u8]) -> Error {
     let kind = match status {
         404 => Kind::NotFound,
         409 => Kind::Conflict,
-        412 => Kind::Refused,
+        403 | 412 => Kind::Refused,
         500 => Kind::Internal,
         503 => Kind::Unavailable,
         _ => Kind::Invalid,

@@ -29,6 +29,8 @@ pub struct Rights {
     pub guests: Option<u32>,
     /// The control socket.
     pub control: Option<u32>,
+    /// The second service's socket.
+    pub second: Option<u32>,
 }
 
 /// Who may use one socket.
@@ -40,10 +42,22 @@ pub struct Access {
     pub mode: u32,
 }
 
+impl Access {
+    /// Its owner, and a group if there is one.
+    fn of_group(group: Option<u32>) -> Access {
+        let mode = if group.is_some() { 0o660 } else { 0o600 };
+        Access { group, mode }
+    }
+}
+
 impl Rights {
     /// Finds the groups. Without a name for the guests' it is `kvm`, where there is one and we are
     /// root.
-    pub fn find(guests: Option<&str>, control: Option<&str>) -> Result<Rights> {
+    pub fn find(
+        guests: Option<&str>,
+        control: Option<&str>,
+        second: Option<&str>,
+    ) -> Result<Rights> {
         let find = |name: &str, option: &str| match group(name) {
             Ok(Some(gid)) => Ok(gid),
             Ok(None) => Err(Error::invalid(
@@ -67,6 +81,9 @@ impl Rights {
             control: control
                 .map(|name| find(name, "--control-group"))
                 .transpose()?,
+            second: second
+                .map(|name| find(name, "--monitor-group"))
+                .transpose()?,
         })
     }
 
@@ -80,16 +97,18 @@ impl Rights {
 
     /// The control socket.
     pub fn control(&self) -> Access {
-        Access {
-            group: self.control,
-            mode: if self.control.is_some() { 0o660 } else { 0o600 },
-        }
+        Access::of_group(self.control)
+    }
+
+    /// The second service's socket.
+    pub fn second(&self) -> Access {
+        Access::of_group(self.second)
     }
 
     /// The run directory's mode: others must get through it to their sockets.
     pub fn run_dir_mode(&self) -> u32 {
-        match (self.guests, self.control) {
-            (None, None) => 0o750,
+        match (self.guests, self.control, self.second) {
+            (None, None, None) => 0o750,
             _ => 0o711,
         }
     }
@@ -164,7 +183,7 @@ mod tests {
         assert_eq!(group("root").unwrap(), Some(0));
         assert_eq!(group("4711").unwrap(), Some(4711));
         assert_eq!(group("no-such-group-here").unwrap(), None);
-        let error = Rights::find(None, Some("no-such-group-here")).unwrap_err();
+        let error = Rights::find(None, Some("no-such-group-here"), None).unwrap_err();
         assert!(error.remedy.contains("--control-group"), "{error}");
     }
 
@@ -172,7 +191,7 @@ mod tests {
     fn control_is_for_its_owner_unless_a_group_is_named() {
         let guests_only = Rights {
             guests: Some(36),
-            control: None,
+            ..Rights::default()
         };
         assert_eq!(
             (guests_only.control().mode, guests_only.control().group),

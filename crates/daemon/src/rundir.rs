@@ -128,6 +128,11 @@ pub fn api_socket(dir: &Path) -> PathBuf {
     dir.join("api.sock")
 }
 
+/// The second service's socket in a run directory.
+pub fn second_socket(dir: &Path) -> PathBuf {
+    dir.join("monitor.sock")
+}
+
 /// The NBD socket in a run directory.
 pub fn nbd_socket(dir: &Path) -> PathBuf {
     dir.join(hearth_nbd::SOCKET)
@@ -350,6 +355,7 @@ mod tests {
     const NOBODY: &Rights = &Rights {
         guests: None,
         control: None,
+        second: None,
     };
 
     #[test]
@@ -403,7 +409,7 @@ mod tests {
         let mode = |dir: &Path| std::fs::metadata(dir).unwrap().permissions().mode() & 0o777;
         let guests = Rights {
             guests: Some(36),
-            control: None,
+            ..*NOBODY
         };
         RunDir::claim(&dir, &guests).unwrap();
         // Through it, but not into it: nobody lists or writes it.

@@ -19,6 +19,7 @@ use hearth_nbd::NbdExporter;
 use hearth_vhost::VhostExporter;
 
 use crate::abort;
+use crate::api::authorise::{Door, Listed};
 use crate::api::listen::{self, Limits};
 use crate::api::server::{Control, router};
 use crate::api::types::{DiskHome, PoolExport, Recovery};
@@ -31,7 +32,9 @@ use crate::monitor::Monitor;
 use crate::notify::Notify;
 use crate::resident::{self, LockMemory};
 use crate::rights::Rights;
-use crate::rundir::{RunDir, api_socket, default_state_dir, images_dir, make_private};
+use crate::rundir::{
+    RunDir, api_socket, default_state_dir, images_dir, make_private, second_socket,
+};
 use crate::sign::Signs;
 use crate::upgrade::sockets::Sockets;
 use crate::upgrade::{Inherited, Patience, Predecessor, become_next};
@@ -77,6 +80,10 @@ pub struct ServeOptions {
     pub socket_group: Option<String>,
     /// Group that may control the daemon.
     pub control_group: Option<String>,
+    /// Group of the second service.
+    pub monitor_group: Option<String>,
+    /// What of the host others than root may name.
+    pub listed: Listed,
     /// NBD over TCP as well.
     pub tcp: Option<Tcp>,
     /// Use the flash although Hearth aborted over it several times.
@@ -109,6 +116,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     let rights = Rights::find(
         options.socket_group.as_deref(),
         options.control_group.as_deref(),
+        options.monitor_group.as_deref(),
     )?;
     let (mut lock, mut sockets, mut left) = (None, BTreeMap::new(), None);
     if let Some(inherited) = inherited {
@@ -138,6 +146,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
         &mut run_dir,
         Scene {
             rights: &rights,
+            listed: &options.listed,
             tcp,
             left,
             patience,
@@ -179,6 +188,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
 /// What a start has found, and whom it tells.
 struct Scene<'a> {
     rights: &'a Rights,
+    listed: &'a Listed,
     tcp: Option<hearth_nbd::Tcp>,
     /// Of the program before.
     left: Option<(Predecessor, Vec<(OwnedFd, hearth_nbd::carried::State)>)>,
@@ -191,6 +201,7 @@ struct Scene<'a> {
 fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result<StopReason> {
     let Scene {
         rights,
+        listed,
         tcp,
         left,
         patience,
@@ -202,9 +213,11 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
     let (predecessor, mut carried) = left.map_or((None, Vec::new()), |(p, c)| (Some(p), c));
     let before = carried.len() as u64;
     cut_dropped(daemon, &mut carried)?;
-    let socket = run_dir.listen(&api_socket(&dir), rights.control())?;
+    let control = run_dir.listen(&api_socket(&dir), rights.control())?;
+    let second = run_dir.listen(&second_socket(&dir), rights.second())?;
     daemon.note_datastores();
-    let api = Api::start(daemon, socket)?;
+    let doors = [(control, Door::Control), (second, Door::Second)];
+    let api = Api::start(daemon, doors, listed)?;
     let signs = match run_dir.pid_file() {
         Ok(pid) => Signs::start(pid, daemon),
         Err(e) => {
@@ -375,6 +388,7 @@ pub fn check(options: &ServeOptions) -> Result<()> {
     Rights::find(
         options.socket_group.as_deref(),
         options.control_group.as_deref(),
+        options.monitor_group.as_deref(),
     )?;
     options.tcp.as_ref().map(tcp_rules).transpose().map(drop)
 }
@@ -424,32 +438,46 @@ fn certificates(dir: &Path) -> Result<Arc<rustls::ServerConfig>> {
 
 /// The control API on a thread of its own; ends, politely, when dropped.
 struct Api {
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    stop: Vec<tokio::sync::oneshot::Sender<()>>,
     /// Its other end goes when the thread ends.
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Api {
-    fn start(daemon: &Arc<Daemon>, listener: std::os::unix::net::UnixListener) -> Result<Api> {
+    fn start(
+        daemon: &Arc<Daemon>,
+        doors: impl IntoIterator<Item = (std::os::unix::net::UnixListener, Door)>,
+        listed: &Listed,
+    ) -> Result<Api> {
         let failed =
             |e: std::io::Error| Error::internal(format!("cannot start the control API: {e}"));
-        listener.set_nonblocking(true).map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(failed)?;
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (told, ended) = channel::<()>();
-        let routes = router(Arc::new(daemon.clone()), daemon.workers().clone());
+        let control = Arc::new(daemon.clone());
+        let routes = router(control, daemon.workers().clone(), listed.clone());
+        let mut stop = Vec::new();
+        let mut serving = tokio::task::JoinSet::new();
+        for (listener, door) in doors {
+            listener.set_nonblocking(true).map_err(failed)?;
+            let (end, stopped) = tokio::sync::oneshot::channel::<()>();
+            stop.push(end);
+            let routes = routes.clone();
+            let serve = async move {
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                listen::serve((listener, door), routes, Limits::default(), stopped).await
+            };
+            serving.spawn_on(serve, runtime.handle());
+        }
         let body = move || {
             let _told = told;
-            let end = async move {
-                let listener = tokio::net::UnixListener::from_std(listener)?;
-                listen::serve(listener, routes, Limits::default(), stopped).await
-            };
-            if let Err(e) = runtime.block_on(end) {
-                tracing::error!("the control API ended: {e}");
+            for end in runtime.block_on(serving.join_all()) {
+                if let Err(e) = end {
+                    tracing::error!("the control API ended: {e}");
+                }
             }
             runtime.shutdown_timeout(API_GRACE);
         };
@@ -458,7 +486,7 @@ impl Api {
             .spawn(body)
             .map_err(failed)?;
         Ok(Api {
-            stop: Some(stop),
+            stop,
             ended,
             thread: Some(thread),
         })
@@ -467,7 +495,7 @@ impl Api {
 
 impl Drop for Api {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        self.stop.clear();
         let Some(thread) = self.thread.take() else {
             return;
         };
@@ -602,7 +630,8 @@ mod tests {
         let (dir, daemon) = testing::with_disk("a");
         let socket = dir.path().join("api.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let api = Api::start(&daemon, listener).unwrap();
+        let doors = [(listener, Door::Control)];
+        let api = Api::start(&daemon, doors, &Listed::default()).unwrap();
         let add = |disk: &DiskAdd| {
             let body = serde_json::to_string(disk).unwrap();
             ask(&socket, "POST /v1/disks", &body)
@@ -651,7 +680,8 @@ mod tests {
         let (dir, daemon) = testing::with_disk("a");
         let socket = dir.path().join("api.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let api = Api::start(&daemon, listener).unwrap();
+        let doors = [(listener, Door::Control)];
+        let api = Api::start(&daemon, doors, &Listed::default()).unwrap();
         let ask = |request: &str| ask(&socket, request, "");
         let (answer, waiting) = testing::beside_a_change(&daemon, "a", || {
             let waiting: Vec<_> = (0..20).map(|_| ask("POST /v1/disks/a/flush")).collect();

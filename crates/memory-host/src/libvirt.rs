@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::ask::ask;
-use crate::qmp::Told;
+use crate::qmp::{Told, believed};
 
 /// Longest an answer may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -32,12 +32,14 @@ pub fn look(domain: &str) -> io::Result<Told> {
 
 /// Figures are in KiB.
 fn told(stats: &str, info: &str, xml: &str) -> Told {
-    let of = |name: &str| crate::kernel::field(stats, name).map(|n| n << 10);
+    let bytes = |kib: u64| kib.checked_mul(1024).and_then(believed);
+    let of = |name: &str| crate::kernel::field(stats, name).and_then(bytes);
     let most = info
         .lines()
         .find_map(|l| l.strip_prefix("Max memory:"))
-        .and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok())
-        .map_or(0, |n| n << 10);
+        .and_then(|l| l.split_whitespace().next()?.parse().ok())
+        .and_then(bytes)
+        .unwrap_or(0);
     let balloon = xml.split("<memballoon").nth(1).map(|rest| {
         let end = rest.find("</memballoon>").or_else(|| rest.find("/>"));
         &rest[..end.unwrap_or(rest.len())]
@@ -99,5 +101,12 @@ mod tests {
             (None, None, None)
         );
         assert_eq!(told("", "", "").assigned, 0);
+        // A guest makes up its statistics.
+        let lies = "usable 18446744073709551615\nswap_in 18014398509481984\n";
+        let found = told(lies, "Max memory:     18446744073709551615 KiB\n", xml);
+        assert_eq!(
+            (found.assigned, found.available, found.swap_in),
+            (0, None, None)
+        );
     }
 }

@@ -50,8 +50,18 @@ pub struct Told {
     pub polling: Option<u64>,
 }
 
-/// The kernel's word for a figure that a guest does not tell.
-const UNKNOWN: u64 = u64::MAX;
+/// Most bytes that are believed: sums over all guests stay far below what a number holds. The kernel's word for a figure
+/// that a guest does not tell is larger.
+const BYTES_MAX: u64 = 1 << 50;
+
+/// A number of bytes that a guest or its hypervisor told, unless it cannot be.
+pub(crate) fn believed(bytes: u64) -> Option<u64> {
+    (bytes <= BYTES_MAX).then_some(bytes)
+}
+
+fn bytes(value: &Value) -> Option<u64> {
+    value.as_u64().and_then(believed)
+}
 
 fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
@@ -135,8 +145,8 @@ impl Qmp {
         let size = self.ask("query-memory-size-summary", json!({}))?;
         let devs = self.ask("query-memdev", json!({}))?;
         let mut told = Told {
-            assigned: size["base-memory"].as_u64().unwrap_or(0)
-                + size["plugged-memory"].as_u64().unwrap_or(0),
+            assigned: bytes(&size["base-memory"]).unwrap_or(0)
+                + bytes(&size["plugged-memory"]).unwrap_or(0),
             shared: devs
                 .as_array()
                 .is_some_and(|d| d.iter().any(|d| d["share"] == true)),
@@ -145,7 +155,7 @@ impl Qmp {
         let Some(device) = self.balloon.clone() else {
             return Ok(told);
         };
-        told.balloon = self.ask("query-balloon", json!({}))?["actual"].as_u64();
+        told.balloon = bytes(&self.ask("query-balloon", json!({}))?["actual"]);
         // Properties that an older QEMU does not have are not known.
         told.reporting = self
             .get(&device, "free-page-reporting")
@@ -156,7 +166,7 @@ impl Qmp {
             .ok()
             .and_then(|v| v.as_u64());
         if let Ok(stats) = self.get(&device, "guest-stats") {
-            let of = |name: &str| stats["stats"][name].as_u64().filter(|v| *v != UNKNOWN);
+            let of = |name: &str| bytes(&stats["stats"][name]);
             told.at = stats["last-update"].as_u64().unwrap_or(0);
             told.available = of("stat-available-memory").or_else(|| of("stat-free-memory"));
             told.swap_in = of("stat-swap-in");
@@ -234,6 +244,37 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
+    fn absurd_figures_are_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("q");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = std::thread::spawn(move || {
+            fake::serve(&listener, |question| {
+                let about = question["arguments"]["property"].as_str();
+                match (question["execute"].as_str().unwrap(), about) {
+                    ("qom-list", _) => json!({"return": [
+                        {"name": "b", "type": "child<virtio-balloon-pci>"}]}),
+                    ("query-memory-size-summary", _) => json!({"return": {
+                        "base-memory": u64::MAX - 1, "plugged-memory": u64::MAX - 1}}),
+                    ("query-balloon", _) => json!({"return": {"actual": u64::MAX - 1}}),
+                    ("qom-get", Some("guest-stats")) => json!({"return": {
+                        "last-update": u64::MAX, "stats": {
+                            "stat-available-memory": u64::MAX - 1, "stat-swap-in": 1u64 << 63}}}),
+                    _ => json!({"return": {}}),
+                }
+            });
+        });
+        let mut qmp = Qmp::open(&path).unwrap();
+        let told = qmp.look().unwrap();
+        assert_eq!(
+            (told.assigned, told.balloon, told.available, told.swap_in),
+            (0, None, None, None)
+        );
+        drop(qmp);
+        qemu.join().unwrap();
+    }
+
+    #[test]
     fn a_guest_is_looked_at() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("q");
@@ -254,7 +295,7 @@ mod tests {
                     ("qom-get", "free-page-reporting") => json!({"return": true}),
                     ("qom-get", "guest-stats-polling-interval") => json!({"return": 2}),
                     ("qom-get", "guest-stats") => json!({"return": {"last-update": 5, "stats": {
-                        "stat-available-memory": 100, "stat-swap-in": UNKNOWN}}}),
+                        "stat-available-memory": 100, "stat-swap-in": u64::MAX}}}),
                     ("balloon", _) => json!({"error": {"desc": "no driver"}}),
                     _ => json!({"return": {}}),
                 }

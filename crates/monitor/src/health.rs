@@ -98,7 +98,7 @@ fn presence(context: &Context) -> Presence {
         Link::Hanging => Presence::Hanging(why),
         Link::Down => {
             // A daemon that ends in order takes its sockets with it and leaves its directory.
-            let socket = hearth_daemon::rundir::api_socket(&context.run_dir);
+            let socket = hearth_daemon::rundir::second_socket(&context.run_dir);
             let left = context.run_dir.join("hearth.pid").exists() && !socket.exists();
             if left {
                 Presence::Stopped

@@ -38,10 +38,10 @@ pub struct Options {
 pub fn run(options: Options) -> Result<()> {
     let stop = Stop::default();
     signals(&stop)?;
-    let rights = Rights::find(None, options.control_group.as_deref())?;
+    let rights = Rights::find(None, options.control_group.as_deref(), None)?;
     let state_dir = options.state_dir.unwrap_or_else(dirs::default_state_dir);
     let context = Context {
-        client: Client::new(&options.run_dir).patient_for(PATIENCE),
+        client: Client::of_second(&options.run_dir).patient_for(PATIENCE),
         state: StateDir::claim(&state_dir)?,
         daemon: Watched::default(),
         stop: stop.clone(),

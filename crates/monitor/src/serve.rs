@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
+use hearth_daemon::api::authorise::Door;
 use hearth_daemon::api::listen::{self, Limits};
 use hearth_daemon::api::types::ErrorBody;
 use hearth_daemon::error::{Error, Result};
@@ -57,7 +58,7 @@ pub(crate) fn serve(listener: UnixListener, router: Router, context: &Context) -
     runtime
         .block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener)?;
-            listen::serve(listener, router, Limits::default(), told).await
+            listen::serve((listener, Door::Control), router, Limits::default(), told).await
         })
         .map_err(fail)
 }

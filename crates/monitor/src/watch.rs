@@ -143,12 +143,12 @@ mod tests {
     #[test]
     fn a_daemon_that_is_down_and_one_that_hangs_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
-        let client = Client::new(dir.path()).patient_for(Duration::from_millis(50));
+        let client = Client::of_second(dir.path()).patient_for(Duration::from_millis(50));
         let watched = Watched::default();
         assert_eq!(watched.info().link, Link::Unknown);
         watched.look(&client);
         assert_eq!(watched.info().link, Link::Down);
-        let _silent = UnixListener::bind(dir.path().join("api.sock")).unwrap();
+        let _silent = UnixListener::bind(hearth_daemon::rundir::second_socket(dir.path())).unwrap();
         watched.look(&client);
         let info = watched.info();
         assert_eq!(info.link, Link::Hanging);

@@ -29,6 +29,8 @@ fn main() -> Result<()> {
     let all = Rights {
         write: true,
         root: true,
+        insecure: true,
+        ..Rights::default()
     };
     let access = Access::nobody()
         .allow("127.0.0.0/8".parse()?, all)

@@ -3,9 +3,11 @@
 //! NFS version 3 proves nothing about a caller: its address is all there is, and the user it names
 //! is believed. So what may be done depends on addresses first; and user 0 is somebody without
 //! rights unless the address is on a list, for else every machine that is let in would own every
-//! file. ESXi needs to be root.
+//! file. ESXi needs to be root. An address of this host proves nothing about the account that calls
+//! from it: only a privileged source port shows that it is not just any account.
 
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 
 use hearth_fault::Fault;
@@ -81,13 +83,75 @@ impl FromStr for Network {
     }
 }
 
-/// What a client may do.
+/// What a client may do, and whom its users count as; the names are those of exports(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Change files.
     pub write: bool,
-    /// Be user 0.
+    /// Be user 0 (`no_root_squash`).
     pub root: bool,
+    /// All users count as the anonymous one.
+    pub all_squash: bool,
+    /// User and group of the anonymous user.
+    pub anonymous: (u32, u32),
+    /// Calls from this host's own addresses may come from any source port.
+    pub insecure: bool,
+}
+
+impl Default for Rights {
+    /// Only reads, and root counts as nobody.
+    fn default() -> Rights {
+        Rights {
+            write: false,
+            root: false,
+            all_squash: false,
+            anonymous: (NOBODY, NOBODY),
+            insecure: false,
+        }
+    }
+}
+
+/// Ports below this one take rights to use, unless the host says otherwise.
+const RESERVED: u16 = 1024;
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its address and port.
+    pub from: SocketAddr,
+    /// Any account of this host can call so: the address is this host's own and the port takes no rights.
+    pub unprivileged: bool,
+}
+
+impl Peer {
+    /// Looks at the addresses and settings that the host has now. What cannot be found out counts as unprivileged.
+    pub fn of(from: SocketAddr) -> Peer {
+        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+        Peer {
+            from,
+            unprivileged: from.port() >= unprivileged_from() && is_own(from.ip()),
+        }
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.from.ip()
+    }
+}
+
+/// The first port that any account of this host can use.
+fn unprivileged_from() -> u16 {
+    let set = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    let set = set.ok().and_then(|text| text.trim().parse().ok());
+    set.map_or(RESERVED, |first: u16| first.min(RESERVED))
+}
+
+/// True if an address is this host's own: then a socket can be bound to it.
+fn is_own(address: IpAddr) -> bool {
+    match UdpSocket::bind((address, 0)) {
+        Ok(_) => true,
+        Err(error) => error.kind() != ErrorKind::AddrNotAvailable,
+    }
 }
 
 /// Clients and what they may do. Of several networks that hold an address the narrowest counts.
@@ -162,16 +226,23 @@ impl Who {
 
     /// Whom a caller counts as.
     pub fn of(credential: &Credential, rights: Rights) -> Who {
-        let squash = |id: u32| if id == 0 && !rights.root { NOBODY } else { id };
+        let (anonuid, anongid) = rights.anonymous;
+        let squash = |id: u32, anonymous| {
+            if id == 0 && !rights.root {
+                anonymous
+            } else {
+                id
+            }
+        };
         match credential {
-            Credential::Sys { uid, gid, groups } => Who {
-                uid: squash(*uid),
-                gid: squash(*gid),
-                groups: groups.iter().map(|g| squash(*g)).collect(),
+            Credential::Sys { uid, gid, groups } if !rights.all_squash => Who {
+                uid: squash(*uid, anonuid),
+                gid: squash(*gid, anongid),
+                groups: groups.iter().map(|g| squash(*g, anongid)).collect(),
             },
-            Credential::None | Credential::Unknown(_) => Who {
-                uid: NOBODY,
-                gid: NOBODY,
+            _ => Who {
+                uid: anonuid,
+                gid: anongid,
                 groups: Vec::new(),
             },
         }
@@ -220,10 +291,14 @@ mod tests {
     const RO: Rights = Rights {
         write: false,
         root: false,
+        all_squash: false,
+        anonymous: (NOBODY, NOBODY),
+        insecure: false,
     };
     const RW: Rights = Rights {
         write: true,
         root: true,
+        ..RO
     };
 
     #[test]
@@ -281,5 +356,54 @@ mod tests {
         };
         assert_eq!(Who::of(&Credential::None, RW), nobody);
         assert_eq!(Who::of(&Credential::Unknown(6), RW), nobody);
+    }
+
+    #[test]
+    fn squashed_users_are_the_anonymous_one() {
+        let claims = |uid, gid, groups: &[u32]| Credential::Sys {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+        };
+        let who = |uid, gid, groups: &[u32]| Who {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+        };
+        let anonymous = (1000, 1001);
+        let some = Rights { anonymous, ..RO };
+        let all = Rights {
+            all_squash: true,
+            ..some
+        };
+        let disk = claims(64055, 6, &[0, 6]);
+        assert_eq!(Who::of(&disk, some), who(64055, 6, &[1001, 6]));
+        assert_eq!(Who::of(&claims(0, 0, &[]), some), who(1000, 1001, &[]));
+        let every = [disk, claims(0, 0, &[]), Credential::None];
+        // All are squashed also where root is not.
+        for rights in [all, Rights { root: true, ..all }] {
+            for credential in &every {
+                assert_eq!(Who::of(credential, rights), who(1000, 1001, &[]));
+            }
+        }
+    }
+
+    #[test]
+    fn only_own_addresses_need_privileged_ports() {
+        let peer = |text: &str| Peer::of(text.parse().expect("an address"));
+        for own in [
+            "127.0.0.1:40000",
+            "127.9.9.9:1024",
+            "[::ffff:127.0.0.1]:2049",
+        ] {
+            assert!(peer(own).unprivileged, "{own}");
+        }
+        // Port 0 is below what any account may use, whatever the host is set to.
+        assert!(!peer("127.0.0.1:0").unprivileged || unprivileged_from() == 0);
+        assert!(!peer("192.0.2.77:40000").unprivileged);
+        assert_eq!(
+            peer("[::ffff:192.0.2.77]:9").address(),
+            "192.0.2.77".parse::<IpAddr>().expect("an address")
+        );
     }
 }

@@ -4,8 +4,8 @@
 //! is found by what the file system itself calls it (`name_to_handle_at`: inode and generation), and
 //! opened by that; or, where that may not be, by its number and time of birth ([`By::Number`]). The kernel is never given a
 //! path that could lead out of the directory, no symbolic link is followed, and nothing that is mounted inside entered. A file keeps its handle when it is moved, also when somebody on
-//! this host moves it out of the directory: then it is still reached by those who know it, as with
-//! other NFS servers.
+//! this host moves it out of the directory: then those who know the handle of the file itself still reach it, as with
+//! other NFS servers. A directory that is moved out is stale.
 //!
 //! Who may do what is decided here, by owner, group and mode, for the daemon itself may everything.
 //! Access control lists are not looked at.

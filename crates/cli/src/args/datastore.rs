@@ -39,7 +39,7 @@ impl From<FileMode> for CacheMode {
 pub enum Datastore {
     /// Serve a directory of virtual machines over NFS; everything in it stays as it is
     #[command(after_help = "Example:\n  hearth datastore add /srv/vms --nfs\n  \
-        hearth datastore add /srv/vms --nfs --listen 192.0.2.1 --client 192.0.2.10=rw,root\n  \
+        hearth datastore add /srv/vms --nfs --listen 192.0.2.1 --client 192.0.2.10=rw,no_root_squash\n  \
         hearth datastore add /srv/isos --nfs --name iso --client 192.0.2.0/24=ro\n  \
         hearth datastore add vms --mirror /mnt/a/vms --mirror /mnt/b/vms --nfs")]
     Add(DatastoreAdd),
@@ -56,7 +56,7 @@ pub enum Datastore {
     Files(DatastoreName),
     /// Change who may use a datastore, where, and how its files are cached, while it is in use
     #[command(
-        after_help = "Example:\n  hearth datastore set vms --client 192.0.2.10=rw,root --client 192.0.2.11=rw,root\n  \
+        after_help = "Example:\n  hearth datastore set vms --client 192.0.2.10=rw,no_root_squash --client 192.0.2.11=rw,no_root_squash\n  \
         hearth datastore set vms --read-only on\n  \
         hearth datastore set vms --match '*.iso' --mode write-around --max 4G\n  \
         hearth datastore set vms --match 'database/*' --mode write-through --seq-cutoff 0\n  \
@@ -145,9 +145,11 @@ pub struct DatastoreAdd {
     /// Where to listen [default: 127.0.0.1:2049]
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     pub listen: Option<String>,
-    /// Who may come, and how: rw (if nothing is said) or ro, and root if root is not to count as
-    /// nobody; may be given several times [default: this host, rw]
-    #[arg(long = "client", value_name = "NETWORK[=rw|ro][,root]")]
+    /// Who may come, and how; may be given several times [default: this host, rw]. The options are those of exports(5):
+    /// rw (if nothing is said) or ro; root_squash (if nothing is said): root counts as the anonymous user, or
+    /// no_root_squash, which ESXi needs; all_squash: everybody counts as that user; anonuid=UID and anongid=GID: who that
+    /// is (65534); secure (if nothing is said): calls from this host need a privileged source port, or insecure
+    #[arg(long = "client", value_name = "NETWORK[=OPTION,...]")]
     pub clients: Vec<DatastoreClient>,
     /// Nobody may change anything
     #[arg(long)]
@@ -165,11 +167,7 @@ pub struct DatastoreSet {
     #[arg(long, value_name = "ADDRESS[:PORT]", group = "change")]
     pub listen: Option<String>,
     /// Who may come from now on, as with add; those that are not named may no longer
-    #[arg(
-        long = "client",
-        value_name = "NETWORK[=rw|ro][,root]",
-        group = "change"
-    )]
+    #[arg(long = "client", value_name = "NETWORK[=OPTION,...]", group = "change")]
     pub clients: Vec<DatastoreClient>,
     /// Whether nobody may change anything
     #[arg(long, value_enum, group = "change")]

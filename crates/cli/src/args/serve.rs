@@ -166,6 +166,24 @@ pub struct Sockets {
     /// but root and the user who runs it]
     #[arg(long, value_name = "GROUP")]
     pub control_group: Option<String>,
+    /// Group of the second service, `hearth monitor`: the socket with the calls that it makes [default: nobody
+    /// but root and the user who runs it]
+    #[arg(long, value_name = "GROUP")]
+    pub monitor_group: Option<String>,
+    /// Directory below which others than root may name files for disks, legs, flash and recordings, or device that they may name;
+    /// may be given several times [default: none]
+    #[arg(long, value_name = "PATH", value_parser = parse_allow_path)]
+    pub allow_path: Vec<PathBuf>,
+    /// Server (HOST or HOST:PORT) whose NBD exports others than root may name; may be given several times [default: none]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub allow_server: Vec<String>,
+}
+
+fn parse_allow_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let checked = hearth_config::reach::check_paths([&path]);
+    checked.map_err(|fault| format!("{}; {}", fault.what, fault.remedy))?;
+    Ok(path)
 }
 
 #[cfg(test)]

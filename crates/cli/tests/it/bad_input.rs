@@ -17,6 +17,45 @@ fn quoted(words: &str, quote: &str) {
     assert!(cell && words.contains(quote), "{quote}: {words}");
 }
 
+/// A file's name is made by whoever may make a file: it must not move the cursor, hide a line or turn it round.
+#[test]
+fn file_names_steer_no_terminal() {
+    let bench = Bench::serving();
+    let name = "a\u{1b}[2J\u{9b}31m\u{202e}gmi.exe\u{2066}\u{7f}\r";
+    let origin = bench.origin(name, MIB, 1);
+    let steers = |text: &str| {
+        let steers = |c: char| c.is_control() && c != '\n' || "\u{202e}\u{2066}".contains(c);
+        text.chars().any(steers)
+    };
+    bench.ok(&["disk", "add", "vm", "--origin", &origin]);
+    let missing = bench.path(&format!("{name}.missing"));
+    for args in [
+        &["disk", "list"][..],
+        &["disk", "show", "vm"],
+        &["stats"],
+        &["stats", "vm"],
+        &["status"],
+        &["events"],
+        &["attach-help", "vm", "--for", "qemu"],
+        &["advise"],
+        &["disk", "add", "vm", "--origin", &origin],
+        &["disk", "add", "other", "--origin", &missing],
+        &["pool", "show", "--flash", &missing],
+        &["simulate", &missing, "--sizes", "1M"],
+        &["replay", &missing, "--to", &origin],
+        &["config", "check", &missing],
+    ] {
+        for json in [&["--json"][..], &[]] {
+            let out = bench.run(&[json, args].concat());
+            for said in [&out.stdout, &out.stderr] {
+                let said = String::from_utf8(said.clone()).unwrap();
+                assert!(!steers(&said), "{args:?}: {said:?}");
+            }
+        }
+    }
+    assert_eq!(bench.json(&["disk", "show", "vm"])["origin"], origin);
+}
+
 #[test]
 fn pools_that_are_none() {
     let bench = Bench::new();

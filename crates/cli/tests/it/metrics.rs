@@ -77,13 +77,18 @@ fn a_scrape_over_tcp() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    let plain = ask("GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n");
+    let plain = ask("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let rebound = ask("GET /metrics HTTP/1.1\r\nHost: rebound.example.org\r\n\r\n");
+    assert!(
+        rebound.starts_with("HTTP/1.1 421") && !rebound.contains("hearth_"),
+        "{rebound}"
+    );
     assert!(
         plain.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"),
         "{plain}"
     );
     let open = ask(
-        "GET /metrics HTTP/1.1\r\nHost: h\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n",
+        "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n",
     );
     assert!(
         open.contains("\r\nContent-Type: application/openmetrics-text; version=1.0.0")

@@ -1,7 +1,7 @@
 //! Who asks for something over the control socket: the kernel knows.
 //!
-//! The console asks on behalf of those who are logged in to it, and says for whom. Whoever may use the socket is as
-//! good as root, so nothing is gained by lying there.
+//! The console asks on behalf of those who are logged in to it, and says for whom. What is told names both, so that
+//! nothing is gained by lying. What a caller may do is decided by its user alone ([`super::authorise`]).
 
 use std::convert::Infallible;
 

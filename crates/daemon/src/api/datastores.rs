@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use hearth_events::Event;
 use hearth_fault::Fault;
+use hearth_nfs::access::NOBODY;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -20,7 +21,7 @@ use super::types::{CacheMode, Done, ErrorBody, ScrubSet};
 use crate::error::Result;
 use crate::settings::SettingsChanged;
 
-/// Who may use a datastore, and how.
+/// Who may use a datastore, and how; the options are those of exports(5).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatastoreClient {
@@ -29,42 +30,123 @@ pub struct DatastoreClient {
     /// May change files.
     #[serde(default)]
     pub write: bool,
-    /// May be root; else root counts as nobody.
+    /// Root of the client is root (`no_root_squash`); otherwise root counts as the anonymous user.
     #[serde(default)]
     pub root: bool,
+    /// All users of the client count as the anonymous user.
+    #[serde(default)]
+    pub all_squash: bool,
+    /// The anonymous user.
+    #[serde(default = "nobody")]
+    pub anonuid: u32,
+    /// The group of the anonymous user.
+    #[serde(default = "nobody")]
+    pub anongid: u32,
+    /// Calls from this host's own addresses may come from any source port; otherwise only from a privileged one, which no
+    /// account without rights can use.
+    #[serde(default)]
+    pub insecure: bool,
 }
 
-/// `NETWORK=rw`, `NETWORK=ro,root` and the like, as [`FromStr`] reads it.
-impl fmt::Display for DatastoreClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let how = if self.write { "rw" } else { "ro" };
-        let root = if self.root { ",root" } else { "" };
-        write!(f, "{}={how}{root}", self.network)
+fn nobody() -> u32 {
+    NOBODY
+}
+
+fn set<T>(field: &mut T, value: T) -> Option<()> {
+    *field = value;
+    Some(())
+}
+
+impl DatastoreClient {
+    /// A client that reads and writes, and whose root counts as nobody.
+    pub fn new(network: &str) -> DatastoreClient {
+        DatastoreClient {
+            network: network.to_owned(),
+            write: true,
+            root: false,
+            all_squash: false,
+            anonuid: NOBODY,
+            anongid: NOBODY,
+            insecure: false,
+        }
+    }
+
+    /// What it opens, in plain words.
+    pub fn opened(&self) -> String {
+        let what = if self.write { "read and write" } else { "read" };
+        let anonymous = format!("user {}, group {}", self.anonuid, self.anongid);
+        let identity = match (self.all_squash, self.root) {
+            (true, _) => format!("every user counts as {anonymous}"),
+            (false, true) => {
+                "users count as the user and groups that they name, root included".to_owned()
+            }
+            (false, false) => {
+                format!("users count as the user and groups that they name, root as {anonymous}")
+            }
+        };
+        let ports = match self.insecure {
+            true => "from any source port: every account of this host can use it so",
+            false => "on this host, from privileged source ports only",
+        };
+        format!("{} may {what}; {identity}; {ports}", self.network)
     }
 }
 
-/// `NETWORK[=rw|ro][,root]`.
+/// `NETWORK=rw`, `NETWORK=ro,no_root_squash` and the like, as [`FromStr`] reads it. What is not said is as it is by itself.
+impl fmt::Display for DatastoreClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.write { "rw" } else { "ro" };
+        write!(f, "{}={how}", self.network)?;
+        for (is_set, word) in [
+            (self.root, "no_root_squash"),
+            (self.all_squash, "all_squash"),
+            (self.insecure, "insecure"),
+        ] {
+            if is_set {
+                write!(f, ",{word}")?;
+            }
+        }
+        for (id, word) in [(self.anonuid, "anonuid"), (self.anongid, "anongid")] {
+            if id != NOBODY {
+                write!(f, ",{word}={id}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `NETWORK[=OPTION[,OPTION]…]`.
 impl FromStr for DatastoreClient {
     type Err = Fault;
 
     fn from_str(text: &str) -> std::result::Result<DatastoreClient, Fault> {
         let (network, how) = text.split_once('=').unwrap_or((text, ""));
-        let mut client = DatastoreClient {
-            network: network.to_owned(),
-            write: true,
-            root: false,
-        };
+        let mut client = DatastoreClient::new(network);
         for word in how.split(',').filter(|word| !word.is_empty()) {
-            match word {
-                "rw" => client.write = true,
-                "ro" => client.write = false,
-                "root" => client.root = true,
-                _ => {
-                    return Err(Fault::new(
-                        format!("“{word}” is nothing a client can be allowed"),
-                        "write 192.0.2.7, 192.0.2.0/24=ro or 192.0.2.7=rw,root",
-                    ));
-                }
+            // All ones mean "as it is" where owners are changed.
+            let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
+            let known = match word.split_once('=') {
+                Some(("anonuid", text)) => id(text).and_then(|id| set(&mut client.anonuid, id)),
+                Some(("anongid", text)) => id(text).and_then(|id| set(&mut client.anongid, id)),
+                Some(_) => None,
+                None => match word {
+                    "rw" => set(&mut client.write, true),
+                    "ro" => set(&mut client.write, false),
+                    "root" | "no_root_squash" => set(&mut client.root, true),
+                    "root_squash" => set(&mut client.root, false),
+                    "all_squash" => set(&mut client.all_squash, true),
+                    "no_all_squash" => set(&mut client.all_squash, false),
+                    "insecure" => set(&mut client.insecure, true),
+                    "secure" => set(&mut client.insecure, false),
+                    _ => None,
+                },
+            };
+            if known.is_none() {
+                return Err(Fault::new(
+                    format!("“{word}” is no option of a client"),
+                    "write 192.0.2.7, 192.0.2.0/24=ro or 192.0.2.7=rw,no_root_squash; the options are rw, ro, root_squash, \
+                     no_root_squash, all_squash, no_all_squash, anonuid=UID, anongid=GID, secure and insecure",
+                ));
             }
         }
         Ok(client)
@@ -445,10 +527,59 @@ mod tests {
         };
         assert_eq!(client("192.0.2.7"), ("192.0.2.7".into(), true, false));
         assert_eq!(client("::1=ro"), ("::1".into(), false, false));
+        for root in ["root", "no_root_squash"] {
+            assert_eq!(
+                client(&format!("10.0.0.0/8=rw,{root}")),
+                ("10.0.0.0/8".into(), true, true)
+            );
+        }
+        for wrong in [
+            "wr",
+            "anonuid",
+            "anonuid=x",
+            "anongid=-1",
+            "anonuid=4294967295",
+            "all",
+        ] {
+            let text = format!("10.0.0.0/8={wrong}");
+            assert!(text.parse::<DatastoreClient>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn client_options_are_kept_and_told() {
+        let client = |text: &str| text.parse::<DatastoreClient>().unwrap();
+        let squashed = client("192.0.2.0/24=ro,all_squash,anonuid=1000,anongid=1001,insecure");
         assert_eq!(
-            client("10.0.0.0/8=rw,root"),
-            ("10.0.0.0/8".into(), true, true)
+            squashed.to_string(),
+            "192.0.2.0/24=ro,all_squash,insecure,anonuid=1000,anongid=1001"
         );
-        assert!("10.0.0.0/8=wr".parse::<DatastoreClient>().is_err());
+        assert_eq!(client(&squashed.to_string()), squashed);
+        let told = squashed.opened();
+        for part in [
+            "may read;",
+            "every user counts as user 1000, group 1001",
+            "every account of this host",
+        ] {
+            assert!(told.contains(part), "{told}");
+        }
+        let told = client("::1").opened();
+        for part in [
+            "::1 may read and write",
+            "root as user 65534",
+            "privileged source ports only",
+        ] {
+            assert!(told.contains(part), "{told}");
+        }
+        // The last of two counts, and what is not said in JSON is as it is by itself.
+        assert_eq!(
+            client("::1=insecure,root,all_squash,secure,root_squash,no_all_squash"),
+            client("::1")
+        );
+        let json = r#"{"network":"::1","write":true}"#;
+        assert_eq!(
+            serde_json::from_str::<DatastoreClient>(json).unwrap(),
+            client("::1")
+        );
     }
 }

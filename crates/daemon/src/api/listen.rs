@@ -32,6 +32,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Sleep;
 
+use super::authorise::{Door, Peer};
 use super::caller::Caller;
 use super::server::BODY_MAX;
 use super::types::ErrorBody;
@@ -183,9 +184,9 @@ impl Drop for PlaceInner {
     }
 }
 
-/// Serves `router` on `listener` until `stop` is sent or dropped, and ends what is under way.
+/// Serves `router` on `listener`, which is a `door`, until `stop` is sent or dropped, and ends what is under way.
 pub async fn serve(
-    listener: UnixListener,
+    (listener, door): (UnixListener, Door),
     router: Router,
     limits: Limits,
     stop: tokio::sync::oneshot::Receiver<()>,
@@ -228,7 +229,7 @@ pub async fn serve(
         let place = Place::take(&table, next);
         let task = tasks.spawn(connection(
             stream,
-            router.clone(),
+            (router.clone(), door),
             limits,
             place.clone(),
             ending.clone(),
@@ -269,17 +270,19 @@ fn raw_answer(status: &str, what: &str, remedy: &str) -> Vec<u8> {
 
 async fn connection(
     stream: UnixStream,
-    router: Router,
+    (router, door): (Router, Door),
     limits: Limits,
     place: Place,
     mut ending: watch::Receiver<bool>,
 ) {
     // Whatever is asked over this connection, the same one asks.
     let caller = Caller::of(&stream);
+    let peer = Peer::of(&stream, door);
     let routes = TowerToHyperService::new(router);
     let of = place.clone();
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(caller.clone());
+        request.extensions_mut().insert(peer);
         let (routes, place) = (routes.clone(), of.clone());
         async move { Ok::<_, Infallible>(answer(routes, request, limits, &place).await) }
     });

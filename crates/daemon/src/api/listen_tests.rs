@@ -59,7 +59,7 @@ impl Server {
             runtime
                 .block_on(async {
                     let listener = UnixListener::from_std(listener).unwrap();
-                    serve(listener, router, limits, stopped).await
+                    serve((listener, Door::Control), router, limits, stopped).await
                 })
                 .unwrap();
         });

@@ -3,6 +3,7 @@
 
 pub mod advice;
 pub mod areas;
+pub mod authorise;
 mod caller;
 pub mod datastores;
 pub mod events;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hearth_events::{Event, Events};
@@ -22,6 +23,7 @@ use utoipa_axum::routes;
 
 use super::advice::AdviceReport;
 use super::areas::{AreaBack, AreaWanted, AreasState};
+use super::authorise::{Listed, authorise};
 use super::caller::Caller;
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use super::flash::{FlashChange, FlashState};
@@ -193,7 +195,7 @@ impl From<NotTaken> for Error {
     }
 }
 
-async fn run_at<T: Send + 'static>(
+pub(super) async fn run_at<T: Send + 'static>(
     panel: Panel,
     spot: Spot,
     class: Class,
@@ -575,10 +577,13 @@ pub fn document() -> String {
     text
 }
 
-/// The API's routes over `control`, whose operations run on `workers`.
-pub fn router(control: Arc<dyn Control>, workers: Arc<Workers>) -> Router {
+/// The API's routes over `control`, whose operations run on `workers`. Others than root may name what is `listed`.
+pub fn router(control: Arc<dyn Control>, workers: Arc<Workers>, listed: Listed) -> Router {
     let (router, _) = api().split_for_parts();
+    let panel = Panel { control, workers };
+    let guard = (panel.clone(), Arc::new(listed));
     router
+        .route_layer(from_fn_with_state(guard, authorise))
         .fallback(|| async {
             refusal(
                 StatusCode::NOT_FOUND,
@@ -594,7 +599,7 @@ pub fn router(control: Arc<dyn Control>, workers: Arc<Workers>) -> Router {
             )
         })
         .layer(DefaultBodyLimit::max(BODY_MAX))
-        .with_state(Panel { control, workers })
+        .with_state(panel)
 }
 
 #[cfg(test)]

@@ -276,20 +276,21 @@ fn clients_of(record: &DatastoreRecord) -> impl Iterator<Item = DatastoreClient>
     record.clients.iter().filter_map(|text| text.parse().ok())
 }
 
-/// This host may come, without being root: whoever can open a socket here could say he is.
+/// This host may come, without being root, and from privileged ports only: any account could say that it is another one.
 fn own_host() -> Vec<DatastoreClient> {
-    let own = |network: &str| DatastoreClient {
-        network: network.to_owned(),
-        write: true,
-        root: false,
-    };
-    vec![own("127.0.0.0/8"), own("::1")]
+    vec![
+        DatastoreClient::new("127.0.0.0/8"),
+        DatastoreClient::new("::1"),
+    ]
 }
 
 fn check_clients(clients: &[DatastoreClient]) -> Result<Vec<String>> {
     for client in clients {
         let network = client.network.parse::<Network>();
         network.map_err(|e| Error::of(Kind::Invalid, e.fault()))?;
+        // What is kept must be read again; over the API it comes in parts.
+        let read = client.to_string().parse::<DatastoreClient>();
+        read.map_err(|fault| Error::of(Kind::Invalid, fault))?;
     }
     Ok(clients.iter().map(ToString::to_string).collect())
 }
@@ -302,6 +303,9 @@ fn access(record: &DatastoreRecord) -> Access {
                 Rights {
                     write: client.write && !record.read_only,
                     root: client.root,
+                    all_squash: client.all_squash,
+                    anonymous: (client.anonuid, client.anongid),
+                    insecure: client.insecure,
                 },
             ),
             Err(_) => access,
@@ -911,6 +915,9 @@ fn info(store: &Store) -> DatastoreInfo {
     let served = store.served.as_ref();
     let (reason, remedy) = fields(served.err().cloned().map(Into::into));
     let on = served.ok().map(|served| &served.on);
+    let refused = served
+        .ok()
+        .and_then(|served| served.on.server.refused(served.number));
     // It may have been asked for any port that is free.
     let at = on.and_then(|on| on.server.addresses().first().copied());
     DatastoreInfo {
@@ -926,7 +933,11 @@ fn info(store: &Store) -> DatastoreInfo {
         served: served.is_ok(),
         reason,
         remedy,
-        notices: on.and_then(|on| on.unknown.clone()).into_iter().collect(),
+        notices: on
+            .and_then(|on| on.unknown.clone())
+            .into_iter()
+            .chain(refused.map(|from| refused_port(record, from)))
+            .collect(),
         two_writers: opened.and_then(|opened| opened.disks.two_writers()),
         listen: at.map_or_else(|| record.listen.clone(), |at| at.to_string()),
         portmapper: on.is_some_and(|on| on.is_mapped()),
@@ -940,6 +951,24 @@ fn info(store: &Store) -> DatastoreInfo {
         dirty: census.dirty,
         flushing: census.flushing,
     }
+}
+
+/// What is said of a client on this host that was refused for its source port.
+fn refused_port(record: &DatastoreRecord, from: SocketAddr) -> String {
+    let fits = |client: &DatastoreClient| {
+        let network = client.network.parse::<Network>();
+        network.is_ok_and(|network| network.contains(from.ip()))
+    };
+    let clients = clients_of(record).map(|mut client| {
+        client.insecure |= fits(&client);
+        format!(" --client {client}")
+    });
+    format!(
+        "a client on this host was refused: {from} is no privileged port. An account without rights, such as QEMU's nfs \
+         driver, is let in by `hearth datastore set {}{}`; then every account of this host can claim any identity",
+        record.name,
+        clients.collect::<String>()
+    )
 }
 
 /// What is said of one that nobody can use at this moment.
@@ -976,12 +1005,14 @@ mod tests {
         let e = refused(add("vms", &vms.join("none")));
         assert_eq!(e.kind, Kind::Invalid);
         let mut odd = add("vms", &vms);
-        odd.clients = Some(vec![DatastoreClient {
-            network: "everybody".to_owned(),
-            write: true,
-            root: true,
-        }]);
+        odd.clients = Some(vec![DatastoreClient::new("everybody")]);
         assert!(refused(odd).what.contains("everybody"));
+        let mut odd = add("vms", &vms);
+        odd.clients = Some(vec![DatastoreClient {
+            anonuid: u32::MAX,
+            ..DatastoreClient::new("::1")
+        }]);
+        assert!(refused(odd).what.contains("anonuid"));
         let mut odd = add("vms", &vms);
         odd.listen = Some("here".to_owned());
         assert!(refused(odd).what.contains("here"));
@@ -1002,9 +1033,12 @@ mod tests {
         let vms = tempfile::tempdir().unwrap();
         let mut wanted = add("vms", vms.path());
         let clients = vec![DatastoreClient {
-            network: "192.0.2.0/24".to_owned(),
-            write: true,
             root: true,
+            all_squash: true,
+            anonuid: 1000,
+            anongid: 1001,
+            insecure: true,
+            ..DatastoreClient::new("192.0.2.0/24")
         }];
         wanted.clients = Some(clients.clone());
         daemon.begin_datastore(wanted).unwrap();

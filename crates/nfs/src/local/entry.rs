@@ -41,6 +41,12 @@ fn kind(mode: u32) -> Kind {
     }
 }
 
+/// The directory above, wherever that is.
+fn up(dir: &OwnedFd) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, "..", flags, Mode::empty())?)
+}
+
 impl Directory {
     pub(super) fn attributes_of(&self, stat: &Stat) -> Attributes {
         Attributes {
@@ -74,6 +80,9 @@ impl Directory {
         if attributes.links == 0 {
             // Still open somewhere, but without a name: gone, as far as clients are concerned.
             return Err(Status::Stale);
+        }
+        if attributes.kind == Kind::Directory {
+            self.require_within(&fd, *key)?;
         }
         Ok(Node {
             fd,
@@ -137,29 +146,30 @@ impl Directory {
         if dir.key == self.root_key {
             return self.node(&self.root_key);
         }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let up = |fd: &OwnedFd| {
-            rustix::fs::openat(fd, "..", flags, Mode::empty()).map_err(std::io::Error::from)
-        };
-        let parent = up(&dir.fd)?;
-        let (key, _) = self.by.key_of(&parent)?;
-        let mut at = rustix::io::dup(&parent).map_err(std::io::Error::from)?;
-        let mut at_key = key;
+        let fd = up(&dir.fd)?;
+        let (key, _) = self.by.key_of(&fd)?;
+        self.require_within(&fd, key)?;
+        let attributes = self.stat(&fd)?;
+        Ok(Node {
+            fd,
+            key,
+            attributes,
+        })
+    }
+
+    /// A directory that somebody on this host moved out of the root is served no more, though its handle finds it.
+    fn require_within(&self, dir: &OwnedFd, key: Key) -> Outcome<()> {
+        let (mut key, mut at) = (key, None);
         for _ in 0..DEPTH_MAX {
-            if at_key == self.root_key {
-                let attributes = self.stat(&parent)?;
-                return Ok(Node {
-                    fd: parent,
-                    key,
-                    attributes,
-                });
+            if key == self.root_key {
+                return Ok(());
             }
-            at = up(&at)?;
-            let (next, mount) = self.by.key_of(&at)?;
-            if mount != self.mount || next == at_key {
+            let above = up(at.as_ref().unwrap_or(dir))?;
+            let (next, mount) = self.by.key_of(&above)?;
+            if mount != self.mount || next == key {
                 break;
             }
-            at_key = next;
+            (key, at) = (next, Some(above));
         }
         Err(Status::Stale)
     }

@@ -24,6 +24,10 @@ const LISTING: usize = 32 << 10;
 /// Mode of a new file whose creator does not say.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
+/// Who runs the file runs it as its owner (set-user-ID) or its group (set-group-ID).
+const SET_ID: u32 = 0o6000;
+/// What is made in a directory gets its group.
+const SET_GROUP_ID: u32 = 0o2000;
 
 /// A directory that is about to change.
 struct Changing<'a> {
@@ -38,6 +42,15 @@ fn sync(fd: &impl AsFd) -> Outcome<()> {
 
 fn os<T>(result: rustix::io::Result<T>) -> Outcome<T> {
     result.map_err(|error| io::Error::from(error).into())
+}
+
+/// A mode as somebody may give it: a program that runs as its owner or group is made by root alone, for the owner and
+/// groups that others name are proved by nothing. The `inherited` bits are not given but there already.
+fn mode_by(who: &Who, mode: u32, inherited: u32) -> u32 {
+    match who.is_root() {
+        true => mode,
+        false => mode & !SET_ID | mode & inherited,
+    }
 }
 
 /// The directory's steps, for those who know their order.
@@ -162,7 +175,7 @@ impl Directory {
             Create::File(how) => self.make_file(who, dir, name, how),
             Create::Directory(set) => {
                 let make = || os(rustix::fs::mkdirat(&dir.fd, name, Mode::RWXU));
-                let inherited = dir.attributes.mode & 0o2000;
+                let inherited = dir.attributes.mode & SET_GROUP_ID;
                 let mode = set.mode.unwrap_or(DIRECTORY_MODE) | inherited;
                 let set = SetAttributes {
                     mode: Some(mode),
@@ -288,9 +301,12 @@ impl Directory {
         make: impl FnOnce() -> Outcome<()>,
     ) -> Outcome<Found> {
         // The group of a directory with the set-group bit is that of all in it.
-        let gid = (dir.attributes.mode & 0o2000 == 0).then_some(who.gid);
+        let inherited = dir.attributes.mode & SET_GROUP_ID;
+        let gid = (inherited == 0).then_some(who.gid);
+        let inherited = if directory { inherited } else { 0 };
         // Only root may give files away.
         let own = SetAttributes {
+            mode: set.mode.map(|mode| mode_by(who, mode, inherited)),
             uid: Some(set.uid.filter(|_| who.is_root()).unwrap_or(who.uid)),
             gid: set
                 .gid
@@ -563,21 +579,24 @@ impl Directory {
         if set.size.is_some() || times.contains(&SetTime::Now) {
             self.require_data(who, node, true)?;
         }
-        let mut set = *set;
-        // Nobody makes a program that runs as a group he is not in.
-        if !who.is_root() && !who.is_in(a.gid) {
-            set.mode = set.mode.map(|mode| mode & !0o2000);
-        }
-        self.apply(node, &set)
+        let inherited = match a.kind {
+            Kind::Directory => a.mode & SET_GROUP_ID,
+            _ => 0,
+        };
+        // Who cuts a file writes to it.
+        let armed = set.size.is_some() && a.mode & SET_ID != 0;
+        let mode = set.mode.or(armed.then_some(a.mode));
+        let mode = mode.map(|mode| mode_by(who, mode, inherited));
+        self.apply(node, &SetAttributes { mode, ..*set })
     }
 
     /// A file that is written by somebody else than root runs as nobody's any more.
     pub(super) fn disarm(&self, who: &Who, node: &Node, file: &File) -> Outcome<()> {
-        let armed = node.attributes.mode & 0o6000;
+        let armed = node.attributes.mode & SET_ID;
         if armed != 0 && !who.is_root() {
             os(rustix::fs::fchmod(
                 file,
-                Mode::from_raw_mode(node.attributes.mode & !0o6000),
+                Mode::from_raw_mode(node.attributes.mode & !SET_ID),
             ))?;
         }
         Ok(())

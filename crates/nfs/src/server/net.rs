@@ -16,7 +16,7 @@ use super::flight::Flight;
 use super::link::{Bell, Budget, Charge, Link, Out};
 use super::pool::Pool;
 use super::service::{Export, Served, Service, Taken};
-use crate::access::Access;
+use crate::access::{Access, Peer};
 use crate::portmap::{self, Mapping};
 use crate::record::Assembler;
 use crate::{mount, v3};
@@ -79,7 +79,7 @@ impl Default for Config {
 /// One client's connection.
 struct Connection {
     stream: Arc<TcpStream>,
-    client: IpAddr,
+    client: Peer,
     budget: Arc<Budget>,
     assembler: Assembler,
     link: Arc<Link>,
@@ -185,6 +185,13 @@ impl Server {
     /// offer.
     pub fn set_access(&self, store: u64, access: Access) -> bool {
         self.service.set_access(store, access)
+    }
+
+    /// Who of this host was refused last for its source port, within the last hour.
+    pub fn refused(&self, store: u64) -> Option<SocketAddr> {
+        let exports = self.service.exports();
+        let served = exports.iter().find(|s| s.export.store == store)?;
+        served.refused()
     }
 
     /// Offers a tree no longer. Calls under way are answered; later ones are told that their handles
@@ -428,11 +435,12 @@ impl Net {
                 return;
             }
         };
-        let client = from.ip().to_canonical();
+        let peer = Peer::of(from);
+        let client = peer.address();
         let of_client = self
             .connections
             .values()
-            .filter(|c| c.client == client)
+            .filter(|c| c.client.address() == client)
             .count();
         if !self.service.knows(client) {
             tracing::info!(%client, "an NFS client was turned away: no export is for it");
@@ -442,7 +450,7 @@ impl Net {
             tracing::warn!(%client, of_client, "an NFS client was turned away: too many connections");
             return;
         }
-        if let Err(error) = self.welcome(stream, client) {
+        if let Err(error) = self.welcome(stream, peer) {
             tracing::warn!(%client, %error, "an NFS client's connection could not be set up");
         }
     }
@@ -462,7 +470,7 @@ impl Net {
         }
     }
 
-    fn welcome(&mut self, stream: TcpStream, client: IpAddr) -> io::Result<()> {
+    fn welcome(&mut self, stream: TcpStream, client: Peer) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         // A client that is gone without a word must not keep its place for hours.
@@ -473,7 +481,7 @@ impl Net {
         let token = self.next;
         self.next += 1;
         let stream = Arc::new(stream);
-        let budget = Arc::clone(self.budgets.entry(client).or_default());
+        let budget = Arc::clone(self.budgets.entry(client.address()).or_default());
         let link = Arc::new(Link::new(token, &stream, &self.bell, &budget));
         let interest = epoll::EventFlags::IN;
         epoll::add(
@@ -548,7 +556,7 @@ impl Net {
         connection.assembler.filled(len.min(direct));
         let more = len.saturating_sub(direct);
         if let Err(broken) = connection.assembler.feed(&self.scratch[..more]) {
-            tracing::warn!(client = %connection.client, %broken, "an NFS client was cut off");
+            tracing::warn!(client = %connection.client.address(), %broken, "an NFS client was cut off");
             return self.close(token);
         }
         self.take_messages(token);
@@ -581,7 +589,7 @@ impl Net {
                     self.watched.push_back((until, Arc::downgrade(&flight)));
                 }
                 Taken::Nonsense => {
-                    let client = connection.client;
+                    let client = connection.client.address();
                     tracing::warn!(%client, "an NFS client was cut off: it does not speak RPC");
                     return self.close(token);
                 }
@@ -656,9 +664,13 @@ impl Net {
         };
         connection.link.close();
         // Its calls go on: they may come again over another connection, which is told how they ended.
-        let client = connection.client;
+        let client = connection.client.address();
         drop(connection);
-        if !self.connections.values().any(|c| c.client == client) {
+        if !self
+            .connections
+            .values()
+            .any(|c| c.client.address() == client)
+        {
             // Whoever has calls under way holds it by them.
             if self
                 .budgets

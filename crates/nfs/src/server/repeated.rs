@@ -347,6 +347,7 @@ mod tests {
         let rights = Rights {
             write: true,
             root: true,
+            ..Rights::default()
         };
         Cx::new(export, Who::root(), rights, 7, args.procedure())
     }

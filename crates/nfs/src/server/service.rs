@@ -1,8 +1,8 @@
 //! What is done with a message: whose it is, whether it may, and who carries it out.
 
-use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Instant;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use super::call;
 use super::flight::{About, Also, Flight, Job, aside};
@@ -10,7 +10,7 @@ use super::link::{Answer, Charge, Link};
 use super::pool::Pool;
 use super::replies::{Known, Replies};
 use super::writers::Writers;
-use crate::access::{Access, Rights, Who};
+use crate::access::{Access, Peer, Rights, Who};
 use crate::handle::{self, Key, Sealer};
 use crate::ledger::Ledger;
 use crate::message::Message;
@@ -24,6 +24,9 @@ use crate::xdr::{Reader, Writer};
 /// Longest write that is begun on the thread that moves bytes: it sums them up meanwhile, and copies some. A read of any length is
 /// only handed on.
 const AT_HAND_MAX: u64 = 64 << 10;
+
+/// For how long it is remembered that a call was refused for its source port, and not logged again.
+const REFUSED_FOR: Duration = Duration::from_secs(3600);
 
 /// A tree on offer.
 pub struct Export {
@@ -46,6 +49,8 @@ pub(super) struct Served {
     writers: Writers,
     /// Who may come now.
     access: RwLock<Access>,
+    /// When a call was refused for its source port, and whose.
+    refused: Mutex<Option<(Instant, SocketAddr)>>,
 }
 
 impl Served {
@@ -55,12 +60,39 @@ impl Served {
             pool,
             writers: Writers::new(),
             access: RwLock::new(access),
+            refused: Mutex::default(),
         }
     }
 
-    fn rights(&self, client: IpAddr) -> Option<Rights> {
+    fn rights_of(&self, client: IpAddr) -> Option<Rights> {
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
         access.of(client)
+    }
+
+    /// What a call may do; `None` if it is refused.
+    fn rights(&self, client: Peer) -> Option<Rights> {
+        let rights = self.rights_of(client.address())?;
+        if !client.unprivileged || rights.insecure {
+            return Some(rights);
+        }
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if !refused.is_some_and(|(at, _)| at.elapsed() < REFUSED_FOR) {
+            tracing::warn!(
+                client = %client.from, export = self.export.path,
+                "an NFS call was refused: a client on this host needs a privileged source port (below 1024), or the \
+                 setting insecure: see `hearth datastore show`"
+            );
+            *refused = Some((Instant::now(), client.from));
+        }
+        None
+    }
+
+    /// Who was refused for its source port lately.
+    pub fn refused(&self) -> Option<SocketAddr> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused
+            .filter(|(at, _)| at.elapsed() < REFUSED_FOR)
+            .map(|(_, from)| from)
     }
 
     /// A file is being written by a client that calls itself so.
@@ -144,6 +176,10 @@ impl Service {
                 .access
                 .write()
                 .unwrap_or_else(PoisonError::into_inner) = access;
+            *served
+                .refused
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = None;
         }
         served.is_some()
     }
@@ -165,7 +201,7 @@ impl Service {
     /// Some export is for this address.
     pub fn knows(&self, client: IpAddr) -> bool {
         let exports = self.exports.read().unwrap_or_else(PoisonError::into_inner);
-        exports.iter().any(|s| s.rights(client).is_some())
+        exports.iter().any(|s| s.rights_of(client).is_some())
     }
 
     /// Answers a question to the portmapper that came in a datagram.
@@ -184,7 +220,7 @@ impl Service {
     pub fn take(
         &self,
         link: &Arc<Link>,
-        client: IpAddr,
+        peer: Peer,
         message: Message,
         charge: impl FnOnce(usize) -> Charge,
     ) -> Taken {
@@ -201,7 +237,7 @@ impl Service {
         };
         match call.program {
             v3::PROGRAM => {}
-            mount::PROGRAM => return self.mount(link, client, &call, &mut r, charge),
+            mount::PROGRAM => return self.mount(link, peer, &call, &mut r, charge),
             portmap::PROGRAM => return now(portmap::answer(&call, &mut r, &self.mappings())),
             _ => return now(rpc::no_program(call.xid)),
         }
@@ -223,10 +259,11 @@ impl Service {
         };
         let data_end = message.len() - r.rest().len();
         let no = |status| now(refusal(call.xid, procedure, status));
-        let (served, rights, spot) = match self.judge(&args, client) {
+        let (served, rights, spot) = match self.judge(&args, peer) {
             Ok(judged) => judged,
             Err(status) => return no(status),
         };
+        let client = peer.address();
         if matches!(args, Args::Write { .. }) {
             served.note_writer(&spot, client, rpc::machine(&message));
         }
@@ -325,7 +362,7 @@ impl Service {
     }
 
     /// Whose files a call is about, and what its client may do with them.
-    fn judge(&self, args: &Args<'_>, client: IpAddr) -> Result<(Arc<Served>, Rights, Key), Status> {
+    fn judge(&self, args: &Args<'_>, client: Peer) -> Result<(Arc<Served>, Rights, Key), Status> {
         let (first, second) = args.handles();
         let store = handle::store(first).ok_or(Status::BadHandle)?;
         let served = {
@@ -351,7 +388,7 @@ impl Service {
     fn mount(
         &self,
         link: &Arc<Link>,
-        client: IpAddr,
+        client: Peer,
         call: &Call,
         args: &mut Reader<'_>,
         charge: impl FnOnce(usize) -> Charge,
@@ -371,7 +408,7 @@ impl Service {
                 return now(rpc::success(xid));
             }
             Some(Ok(Ask::Dump)) => return now(mount::nothing(xid)),
-            Some(Ok(Ask::Exports)) => return now(mount::exports(xid, self.list(client))),
+            Some(Ok(Ask::Exports)) => return now(mount::exports(xid, self.list(client.address()))),
             Some(Ok(Ask::Mount(path))) => path,
         };
         let Some((served, below)) = self.find(path) else {
@@ -417,7 +454,7 @@ impl Service {
     fn list(&self, client: IpAddr) -> Vec<(String, Vec<String>)> {
         let mut list = Vec::new();
         for served in self.exports() {
-            if served.rights(client).is_some() {
+            if served.rights_of(client).is_some() {
                 let access = served.access.read();
                 let networks = access
                     .unwrap_or_else(PoisonError::into_inner)

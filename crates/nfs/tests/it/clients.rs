@@ -41,6 +41,8 @@ fn libnfs_lists_reads_and_writes() -> Result<()> {
         Rights {
             write: true,
             root: true,
+            insecure: true,
+            ..Rights::default()
         },
     );
     server.offer(directory.export("/vms", &identity), access)?;

@@ -3,11 +3,14 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-use crate::common::{Client, attributes, get, set_attributes, set_size, user, wcc};
+use crate::common::{
+    Client, attributes, get, root as common_root, set_attributes, set_size, user, wcc,
+};
 use crate::stage::{Stage, at, create, file, lookup, made, on_stage, read, write};
 use anyhow::{Result, ensure};
 use hearth_nfs::local::By;
-use hearth_nfs::v3::{Args, How, SetAttributes, SetTime, Stability, Status, Time};
+use hearth_nfs::rpc::Credential;
+use hearth_nfs::v3::{Args, Create, How, SetAttributes, SetTime, Stability, Status, Time};
 
 twice!(
     what_is_written_is_read_and_in_the_file,
@@ -15,6 +18,7 @@ twice!(
     a_commit_tells_the_verifier_of_the_writes_before_it_also_after_a_restart,
     attributes_are_set_and_guarded,
     others_may_what_the_mode_says,
+    set_id_bits_of_others_are_stripped,
     what_a_client_asks_of_the_whole,
     what_others_write_here_is_seen,
 );
@@ -155,6 +159,104 @@ fn attributes_are_set_and_guarded(stage: Stage) -> Result<()> {
         ..SetAttributes::default()
     };
     set_attributes(&mut client, &a, set)?.is(Status::Inval)?;
+    Ok(())
+}
+
+/// A client names any user and any group but root. A program that it makes must not run as them on this host.
+fn set_id_bits_of_others_are_stripped(stage: Stage) -> Result<()> {
+    let (mut client, root) = stage.client()?;
+    let with = |mode| SetAttributes {
+        mode: Some(mode),
+        ..SetAttributes::default()
+    };
+    let on_host = |name: &str| -> Result<(u32, u32)> {
+        let meta = fs::metadata(stage.dir().join(name))?;
+        Ok((meta.mode() & 0o7777, meta.gid()))
+    };
+    let arm = |name: &str, mode| {
+        fs::set_permissions(stage.dir().join(name), fs::Permissions::from_mode(mode))
+    };
+    let disk_group = Credential::Sys {
+        uid: 64055,
+        gid: 6,
+        groups: vec![6, 27],
+    };
+    client.credential = disk_group.clone();
+    let (a, _) = made(create(&mut client, &root, "a", How::Guarded(with(0o6755)))?)?;
+    ensure!(on_host("a")? == (0o755, 6));
+    set_attributes(&mut client, &a, with(0o7777))?.ok()?;
+    ensure!(on_host("a")? == (0o1777, 6));
+    // Together with another group that it names, too.
+    let group = SetAttributes {
+        gid: Some(27),
+        ..with(0o6755)
+    };
+    set_attributes(&mut client, &a, group)?.ok()?;
+    ensure!(on_host("a")? == (0o755, 27));
+    // Whoever changes the data of a program of this host disarms it.
+    arm("a", 0o6755)?;
+    write(&mut client, &a, 0, b"own code", Stability::File)?;
+    ensure!(on_host("a")? == (0o755, 27));
+    arm("a", 0o6755)?;
+    set_size(&mut client, &a, 3)?.ok()?;
+    ensure!(on_host("a")? == (0o755, 27));
+    arm("a", 0o6755)?;
+    let cut = SetAttributes {
+        size: Some(0),
+        ..SetAttributes::default()
+    };
+    create(&mut client, &root, "a", How::Unchecked(cut))?.ok()?;
+    ensure!(on_host("a")? == (0o755, 27));
+    // What is made in a directory with the bit has its group and no bit, but for directories.
+    client.credential = common_root();
+    let dir = |client: &mut Client, at_dir: &[u8], name, mode| -> Result<Vec<u8>> {
+        let what = Create::Directory(with(mode));
+        let at = at(at_dir, name);
+        Ok(made(client.call(&Args::Create { at, what })?)?.0)
+    };
+    let shared = dir(&mut client, &root, "shared", 0o2777)?;
+    client.credential = disk_group;
+    made(create(
+        &mut client,
+        &shared,
+        "b",
+        How::Guarded(with(0o2755)),
+    )?)?;
+    ensure!(on_host("shared/b")? == (0o755, 0));
+    let below = dir(&mut client, &shared, "below", 0o755)?;
+    ensure!(on_host("shared/below")? == (0o2755, 0));
+    set_attributes(&mut client, &below, with(0o6750))?.ok()?;
+    ensure!(on_host("shared/below")? == (0o2750, 0));
+    let plain = dir(&mut client, &root, "plain", 0o6755)?;
+    ensure!(on_host("plain")? == (0o755, 6));
+    set_attributes(&mut client, &plain, with(0o2755))?.ok()?;
+    ensure!(on_host("plain")? == (0o755, 6));
+    for what in [Create::Fifo(with(0o6755)), Create::Socket(with(0o6755))] {
+        client
+            .call(&Args::Create {
+                at: at(&root, "special"),
+                what,
+            })?
+            .ok()?;
+        ensure!(on_host("special")?.0 == 0o755);
+        client.call(&Args::Remove(at(&root, "special")))?.ok()?;
+    }
+    // No devices, not for root either.
+    client.credential = common_root();
+    let what = Create::Device {
+        block: true,
+        device: (8, 0),
+        set: with(0o666),
+    };
+    client
+        .call(&Args::Create {
+            at: at(&root, "sda"),
+            what,
+        })?
+        .is(Status::NotSupp)?;
+    // Root of a host that may be root keeps what it sets.
+    set_attributes(&mut client, &a, with(0o6755))?.ok()?;
+    ensure!(on_host("a")?.0 == 0o6755);
     Ok(())
 }
 

@@ -38,6 +38,8 @@ fn a_host_keeps_its_datastore_under_load() -> Result<()> {
         Rights {
             write: true,
             root: true,
+            insecure: true,
+            ..Rights::default()
         },
     );
     server.offer(directory.export("/vms", &identity), access)?;

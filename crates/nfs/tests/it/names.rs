@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use crate::common::{attributes, get, wcc};
+use crate::common::{Client, attributes, get, set_attributes, wcc};
 use crate::stage::{Stage, at, create, file, lookup, made, on_stage, read, write};
 use anyhow::{Context, Result, ensure};
 use hearth_nfs::local::{By, Directory};
@@ -18,7 +18,53 @@ twice!(
     names_are_made_moved_linked_and_removed,
     five_thousand_names_are_listed_once_each,
     what_others_move_here_is_found_again,
+    directory_moved_out_is_stale,
 );
+
+/// What root of this host takes out of the datastore is not its clients' any more, whatever handles they have.
+fn directory_moved_out_is_stale(stage: Stage) -> Result<()> {
+    let (mut client, root) = stage.client()?;
+    let directory = |client: &mut Client, dir: &[u8], name| -> Result<Vec<u8>> {
+        let what = Create::Directory(SetAttributes::default());
+        Ok(made(client.call(&Args::Create {
+            at: at(dir, name),
+            what,
+        })?)?
+        .0)
+    };
+    let dir = directory(&mut client, &root, "dir")?;
+    let below = directory(&mut client, &dir, "below")?;
+    file(&mut client, &below, "a")?;
+    let outside = stage.place.path().join("outside");
+    fs::rename(stage.dir().join("dir"), &outside)?;
+    for handle in [&dir, &below] {
+        let set = SetAttributes {
+            mode: Some(0o777),
+            ..SetAttributes::default()
+        };
+        create(&mut client, handle, "new", How::Guarded(set))?.is(Status::Stale)?;
+        set_attributes(&mut client, handle, set)?.is(Status::Stale)?;
+        for args in [
+            Args::Lookup(at(handle, "a")),
+            Args::Remove(at(handle, "a")),
+            Args::GetAttr { file: handle },
+            Args::Rename {
+                from: at(handle, "a"),
+                to: at(&root, "a"),
+            },
+        ] {
+            client.call(&args)?.is(Status::Stale)?;
+        }
+    }
+    ensure!(!outside.join("new").exists() && outside.join("below/a").exists());
+    // What comes back is found again.
+    fs::rename(&outside, stage.dir().join("back"))?;
+    let (again, _) = lookup(&mut client, &root, "back")?;
+    ensure!(again == dir);
+    lookup(&mut client, &again, "below")?;
+    file(&mut client, &below, "new")?;
+    Ok(())
+}
 
 fn handles_live_through_renames_and_restarts_and_die_with_the_file(mut stage: Stage) -> Result<()> {
     let (mut client, root) = stage.client()?;

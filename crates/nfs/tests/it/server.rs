@@ -4,13 +4,13 @@ mod puppet;
 
 use crate::common;
 use std::io::Write as _;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{Client, Results, set_size, user};
-use anyhow::{Context, Result, ensure};
-use hearth_nfs::access::{Access, Rights, Who};
+use anyhow::{Context, Result, bail, ensure};
+use hearth_nfs::access::{Access, NOBODY, Network, Rights, Who};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
 use hearth_nfs::ledger::Ledger;
@@ -29,6 +29,9 @@ const SECRET: [u8; 32] = [5; 32];
 const ALL: Rights = Rights {
     write: true,
     root: true,
+    all_squash: false,
+    anonymous: (NOBODY, NOBODY),
+    insecure: true,
 };
 
 struct Stage {
@@ -680,8 +683,8 @@ fn names_that_are_paths_never_reach_the_tree() -> Result<()> {
 #[test]
 fn rights_are_those_of_the_address() -> Result<()> {
     let reader = Rights {
-        write: false,
-        root: false,
+        insecure: true,
+        ..Rights::default()
     };
     let stage = Stage::with(LONG, Access::nobody().allow("127.0.0.0/8".parse()?, reader))?;
     let mut client = stage.client()?;
@@ -725,6 +728,66 @@ fn rights_are_those_of_the_address() -> Result<()> {
         stage.client()?.receive()?.is_none(),
         "nobody from here is known"
     );
+    Ok(())
+}
+
+/// A connection from a port that only root may use.
+fn privileged(to: SocketAddr) -> Result<TcpStream> {
+    for port in (600..1024).rev() {
+        let family = net::AddressFamily::INET;
+        let socket = net::socket(family, net::SocketType::STREAM, None)?;
+        match net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], port))) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::ADDRINUSE) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        match net::connect(&socket, &to) {
+            Ok(()) => return Ok(TcpStream::from(socket)),
+            Err(rustix::io::Errno::ADDRNOTAVAIL) => continue,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bail!("all privileged ports are taken")
+}
+
+/// Whoever has an account on this host can say over a socket of his own that he is anybody.
+#[test]
+fn unprivileged_port_of_this_host_is_refused() -> Result<()> {
+    let own: Network = "127.0.0.0/8".parse()?;
+    let (write, root) = (true, true);
+    let rights = Rights {
+        write,
+        root,
+        ..Rights::default()
+    };
+    let access = |rights| Access::nobody().allow(own, rights);
+    let stage = Stage::with(LONG, access(rights))?;
+    let mut client = stage.client()?;
+    let file = handle("file");
+    ensure!(client.mount("/vms")? == Err(Status::Access as u32));
+    // Whoever knows a handle gets no further, whatever he asks.
+    client.call(&read(&file))?.is(Status::Access)?;
+    client.call(&self::write(&file, b"x"))?.is(Status::Access)?;
+    client
+        .call(&Args::GetAttr { file: &file })?
+        .is(Status::Access)?;
+    client.credential = Credential::None;
+    client.call(&set(&file))?.is(Status::Access)?;
+    let from = client.stream.local_addr()?;
+    ensure!(stage.server.refused(STORE) == Some(from));
+    if rustix::process::geteuid().is_root() {
+        let mut client = Client::over(privileged(stage.server.addresses()[0])?)?;
+        ensure!(client.mount("/vms")? == Ok(handle("root")));
+        client.call(&read(&file))?.ok()?;
+    }
+    let insecure = Rights {
+        insecure: true,
+        ..rights
+    };
+    ensure!(stage.server.set_access(STORE, access(insecure)));
+    ensure!(stage.server.refused(STORE).is_none());
+    client.call(&read(&file))?.ok()?;
+    ensure!(client.mount("/vms")? == Ok(handle("root")));
     Ok(())
 }
 

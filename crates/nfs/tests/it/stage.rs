@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::access::{Access, Rights};
+use hearth_nfs::access::{Access, NOBODY, Rights};
 use hearth_nfs::local::{By, Directory};
 use hearth_nfs::server::{Config, Server};
 use hearth_nfs::v3::{Args, Attributes, Create, How, Kind, Named, SetAttributes, Stability};
@@ -21,6 +21,9 @@ use crate::common::{self, Client, Results, attributes, wcc};
 pub const ALL: Rights = Rights {
     write: true,
     root: true,
+    all_squash: false,
+    anonymous: (NOBODY, NOBODY),
+    insecure: true,
 };
 
 pub struct Stage {
@@ -85,7 +88,8 @@ impl Stage {
 }
 
 /// Without root's rights nobody can be given a file.
-pub const OF_ROOT: [&str; 2] = [
+pub const OF_ROOT: [&str; 3] = [
+    "set_id_bits_of_others_are_stripped",
     "attributes_are_set_and_guarded",
     "others_may_what_the_mode_says",
 ];

@@ -11,6 +11,7 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -362,6 +363,222 @@ fn whoever_may_use_disks_may_not_control_the_daemon() -> Result<()> {
     );
     // Nobody else gets anything.
     ensure!(!control("65534")?.status.success());
+    Ok(())
+}
+
+/// A daemon for a control group and a second service in another, and a directory that the administrator listed; nothing
+/// where that cannot be.
+fn shared(test: &str) -> Result<Option<(Hearth, PathBuf)>> {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    if unsafe { libc::geteuid() } != 0 || !have(test, &["setpriv", "python3"]) {
+        println!("SKIPPED {test}: needs root, setpriv and python3");
+        return Ok(None);
+    }
+    let mut hearth = Hearth::with_pool("256M")?;
+    for dir in [
+        hearth.dir().to_owned(),
+        hearth.run_dir().parent().context("no parent")?.to_owned(),
+    ] {
+        std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
+    }
+    let bin = binary()?;
+    let runs = as_stranger(CONTROL, path(&bin), &["--version"])?;
+    let enters = as_stranger(CONTROL, "test", &["-x", path(hearth.dir())])?;
+    if !runs.status.success() || !enters.status.success() {
+        println!(
+            "SKIPPED {test}: others may not enter {}",
+            hearth.dir().display()
+        );
+        return Ok(None);
+    }
+    let listed = hearth.dir().join("listed");
+    std::fs::create_dir(&listed)?;
+    let groups = [
+        "--control-group",
+        CONTROL,
+        "--monitor-group",
+        SECOND,
+        "--allow-path",
+    ];
+    hearth.serve_args = groups.map(str::to_owned).to_vec();
+    hearth.serve_args.push(path(&listed).to_owned());
+    hearth.start()?;
+    Ok(Some((hearth, listed)))
+}
+
+const CONTROL: &str = "64712";
+const SECOND: &str = "64713";
+
+/// One request over a socket by somebody of a group: the status, and what is said.
+fn request(group: &str, socket: &Path, call: &str, body: &str) -> Result<(u32, String)> {
+    const ASK: &str = "
+import http.client, socket, sys
+path, method, target, body = sys.argv[1:]
+http = http.client.HTTPConnection('hearth')
+http.sock = socket.socket(socket.AF_UNIX)
+http.sock.connect(path)
+http.request(method, target, body or None, {'Content-Type': 'application/json'} if body else {})
+answer = http.getresponse()
+print(answer.status, answer.read().decode())
+";
+    let (method, target) = call.split_once(' ').context("a method and a path")?;
+    let said = as_stranger(
+        group,
+        "/usr/bin/python3",
+        &["-c", ASK, path(socket), method, target, body],
+    )?;
+    let words = String::from_utf8_lossy(&said.stdout).into_owned();
+    let (status, words) = words
+        .split_once(' ')
+        .with_context(|| String::from_utf8_lossy(&said.stderr).into_owned())?;
+    Ok((status.parse()?, words.to_owned()))
+}
+
+/// The control group adds disks where the administrator lets it, and becomes root by nothing that it may ask.
+#[test]
+fn control_group_gains_no_rights_of_root() -> Result<()> {
+    let Some((hearth, listed)) = shared("control_group_gains_no_rights_of_root")? else {
+        return Ok(());
+    };
+    let (mark, program) = (hearth.dir().join("mark"), hearth.dir().join("program"));
+    std::fs::write(&program, format!("#!/bin/sh\nid -u >{}\n", path(&mark)))?;
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+    let outside = hearth.origin("o.img", MIB)?;
+    std::fs::write(listed.join("a.img"), vec![1; MIB as usize])?;
+    std::os::unix::fs::symlink(&outside, listed.join("link.img"))?;
+    let within = |name: &str| path(&listed.join(name)).to_owned();
+    let disk = |origin: &str| format!(r#"{{"name":"d","origin":"{origin}"}}"#);
+    let upgrade = format!(r#"{{"program":"{}"}}"#, path(&program));
+    let store = format!(r#"{{"name":"s","directory":"{}"}}"#, path(&listed));
+    let set_aside = format!(r#"{{"path":"{}","bytes":1048576}}"#, within("area"));
+    let file = |name: &str| format!(r#"{{"file":"{name}"}}"#);
+    let leg = format!(r#"{{"add":"{}"}}"#, path(&outside));
+    let target = r#"{"origin":"/etc/hearth-new.img"}"#.to_owned();
+    let (control, second) = (
+        hearth.run_dir().join("api.sock"),
+        hearth.run_dir().join("monitor.sock"),
+    );
+    let doors = [(CONTROL, &control), (SECOND, &second)];
+    for (group, socket) in doors {
+        let ask = |call: &str, body: &str| request(group, socket, call, body);
+        ensure!(ask("GET /v1/pool", "")?.0 == 200);
+        for (call, body) in [
+            ("POST /v1/upgrade/check", upgrade.clone()),
+            ("POST /v1/upgrade", upgrade.clone()),
+            ("POST /v1/pool/export", r#"{"yes":true}"#.to_owned()),
+            ("POST /v1/datastores", store.clone()),
+            ("POST /v1/pool/areas", set_aside.clone()),
+            ("POST /v1/disks", disk(path(&outside))),
+            ("POST /v1/disks", disk("/etc/passwd")),
+            ("POST /v1/disks", disk(&within("link.img"))),
+            (
+                "POST /v1/disks",
+                disk(&format!("nbd+unix:///d?socket={}", path(&control))),
+            ),
+            (
+                "POST /v1/origins/look",
+                r#"{"origin":"/etc/shadow"}"#.to_owned(),
+            ),
+        ] {
+            let (status, words) = ask(call, &body)?;
+            ensure!(status == 403, "{group}: {call} {body}: {status} {words}");
+        }
+        let (status, words) = ask("POST /v1/disks", &disk(&within("a.img")))?;
+        ensure!(status == 200, "{group}: {words}");
+        for (call, body) in [
+            ("POST /v1/disks/d/recording", file("/etc/cron.d/hearth")),
+            ("POST /v1/disks/d/recording", file(&within("../t.trace"))),
+            ("POST /v1/disks/d/mirror", leg.clone()),
+            ("POST /v1/disks/d/move", target.clone()),
+            ("PATCH /v1/disks/d", r#"{"allow_backing":true}"#.to_owned()),
+        ] {
+            let (status, words) = ask(call, &body)?;
+            ensure!(status == 403, "{group}: {call} {body}: {status} {words}");
+        }
+        let trace = format!("{group}.trace");
+        let (status, words) = ask("POST /v1/disks/d/recording", &file(&within(&trace)))?;
+        ensure!(status == 200, "{group}: {words}");
+        ensure!(ask("POST /v1/disks/d/recording/stop", "")?.0 == 200);
+        hearth.ok(&["disk", "remove", "d"])?;
+    }
+    ensure!(!mark.exists(), "a program was run");
+    // Neither group has the other's socket, and the command line says what to do.
+    ensure!(request(SECOND, &control, "GET /v1/pool", "").is_err());
+    ensure!(request(CONTROL, &second, "GET /v1/pool", "").is_err());
+    let run_dir = hearth.run_dir();
+    let add = [
+        "--run-dir",
+        path(&run_dir),
+        "disk",
+        "add",
+        "x",
+        "--origin",
+        path(&outside),
+    ];
+    let said = as_stranger(CONTROL, path(&binary()?), &add)?;
+    let words = String::from_utf8_lossy(&said.stderr).into_owned();
+    ensure!(
+        !said.status.success() && words.contains("allow-path"),
+        "{words}"
+    );
+    // Root names what it likes.
+    hearth.add("x", path(&outside), &[])?;
+    Ok(())
+}
+
+/// The second service is in no group of the daemon's, and yet its own socket is for the control group.
+#[test]
+fn second_service_needs_no_control_group() -> Result<()> {
+    let Some((hearth, _)) = shared("second_service_needs_no_control_group")? else {
+        return Ok(());
+    };
+    let group: u32 = CONTROL.parse()?;
+    let own = PathBuf::from(format!("{}-monitor", path(&hearth.run_dir())));
+    let state = hearth.dir().join("second");
+    for (dir, group) in [(&own, Some(group)), (&state, None)] {
+        std::fs::create_dir(dir)?;
+        std::os::unix::fs::chown(dir, Some(65534), group)?;
+    }
+    // As tmpfiles.d makes it.
+    std::fs::set_permissions(&own, Permissions::from_mode(0o2711))?;
+    std::fs::set_permissions(&state, Permissions::from_mode(0o700))?;
+    let bin = binary()?;
+    let run_dir = hearth.run_dir();
+    let mut service = Command::new("setpriv")
+        .args([
+            "--reuid",
+            "65534",
+            "--regid",
+            SECOND,
+            "--clear-groups",
+            path(&bin),
+        ])
+        .args([
+            "monitor",
+            "--run-dir",
+            path(&run_dir),
+            "--control-group",
+            CONTROL,
+        ])
+        .args(["--state-dir", path(&state)])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let socket = own.join("api.sock");
+    let up = wait::until(
+        "the second service sees the daemon",
+        Duration::from_secs(60),
+        || {
+            let (_, words) = request(CONTROL, &socket, "GET /v1/monitor", "").ok()?;
+            let said: Value = serde_json::from_str(&words).ok()?;
+            (said["daemon"]["link"] == "up").then_some(())
+        },
+    );
+    let meta = std::fs::metadata(&socket).map(|m| (m.mode() & 0o777, m.gid()));
+    service.kill()?;
+    service.wait()?;
+    up?;
+    ensure!(meta? == (0o660, group));
     Ok(())
 }
 

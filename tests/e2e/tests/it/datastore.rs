@@ -4,14 +4,15 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::stored::nfs::{self, Client, get, set_size};
 use crate::stored::{LIMIT, Lab, create, lines, list, pattern, read, root, write};
 use anyhow::{Context, Result, ensure};
-use hearth_nfs::v3::{Args, Named, Stability, Status};
+use hearth_nfs::rpc::Credential;
+use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Stability, Status};
 use hearth_rig::daemon::path;
 use hearth_rig::machine::copy_sparse;
 use hearth_rig::wait::until;
@@ -61,7 +62,7 @@ fn clients_are_let_in_and_shut_out_while_it_is_in_use() -> Result<()> {
     ])?;
     try_write(&mut client)?.is(Status::Access)?;
     lab.hearth
-        .ok(&["datastore", "set", "vms", "--client", "127.0.0.1"])?;
+        .ok(&["datastore", "set", "vms", "--client", "127.0.0.1=insecure"])?;
     // Root counts as nobody now.
     try_write(&mut client)?.is(Status::Access)?;
     client.credential = nfs::user(0x7fff);
@@ -69,6 +70,130 @@ fn clients_are_let_in_and_shut_out_while_it_is_in_use() -> Result<()> {
     lab.hearth.ok(&["datastore", "remove", "vms"])?;
     ensure!(lab.hearth.ok(&["datastore", "list", "--json"])?.trim() == "[]");
     ensure!(fs::read(lab.vms.join("a"))? == b"x");
+    Ok(())
+}
+
+/// Any account of this host can name any user and group in a call. A datastore as it is by itself answers none of
+/// them, says how one would be let in, and makes no program that runs as somebody else.
+#[test]
+fn default_datastore_gives_local_accounts_nothing() -> Result<()> {
+    let lab = Lab::new()?;
+    let dir = lab.hearth.dir().join("own");
+    fs::create_dir(&dir)?;
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777))?;
+    let add = [
+        "datastore",
+        "add",
+        path(&dir),
+        "--nfs",
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    let said = lab.hearth.ok(&add)?;
+    for network in ["127.0.0.0/8", "::1"] {
+        let line = said.lines().find(|line| line.starts_with(network));
+        let line = line.with_context(|| said.clone())?;
+        ensure!(line.contains("root as user 65534"), "{line}");
+        ensure!(line.contains("privileged source ports only"), "{line}");
+    }
+    let show = || -> Result<Value> {
+        let text = lab.hearth.ok(&["datastore", "show", "own", "--json"])?;
+        Ok(serde_json::from_str(&text)?)
+    };
+    let at = show()?["listen"].as_str().context("an address")?.parse()?;
+    let mut client = Client::connect(at)?;
+    client.credential = Credential::Sys {
+        uid: 64055,
+        gid: 6,
+        groups: Vec::new(),
+    };
+    ensure!(client.mount("/own")? == Err(Status::Access as u32));
+    // The command that is told is the one that helps.
+    let notice = show()?["notices"][0]
+        .as_str()
+        .context("a notice")?
+        .to_owned();
+    let command = notice.split('`').nth(1).with_context(|| notice.clone())?;
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    ensure!(words[..3] == ["datastore", "set", "own"], "{notice}");
+    let said = lab.hearth.ok(&words)?;
+    ensure!(said.contains("every account of this host"), "{said}");
+    let shown = show()?;
+    ensure!(
+        shown["notices"].is_null() && shown["clients"][0]["insecure"] == true,
+        "{shown}"
+    );
+    ensure!(shown["clients"][1]["insecure"] == false, "{shown}");
+    let root = client.mount("/own")?.ok().context("it may not mount")?;
+    for name in ["program", "disk.img"] {
+        let set = SetAttributes {
+            mode: Some(0o6777),
+            ..SetAttributes::default()
+        };
+        let what = Create::File(How::Guarded(set));
+        let at = Named {
+            dir: &root,
+            name: name.as_bytes(),
+        };
+        let made = client.call(&Args::Create { at, what })?.ok()?;
+        let file = made
+            .reader()
+            .optional(|r| r.opaque(64).map(<[u8]>::to_vec))?;
+        let file = file.context("a handle")?;
+        let mode = || Ok::<_, anyhow::Error>(fs::metadata(dir.join(name))?.mode() & 0o7777);
+        ensure!(mode()? == 0o777, "{name}: {:o}", mode()?);
+        // One that somebody on this host arms is disarmed by a write, and when it is cut.
+        for round in 0..2 {
+            fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o6777))?;
+            get(&mut client, &file)?;
+            match round {
+                0 => write(&mut client, &file, 0, b"code")?,
+                _ => set_size(&mut client, &file, 2)?.ok().map(drop)?,
+            }
+            ensure!(mode()? == 0o777, "{name}, round {round}: {:o}", mode()?);
+        }
+    }
+    Ok(())
+}
+
+/// All users of a client count as one, whatever they say, also after a restart.
+#[test]
+fn squashed_clients_own_what_they_make() -> Result<()> {
+    let mut lab = Lab::new()?;
+    fs::set_permissions(&lab.vms, fs::Permissions::from_mode(0o777))?;
+    let options = "127.0.0.1=rw,all_squash,anonuid=4711,anongid=4712,insecure";
+    lab.hearth
+        .ok(&["datastore", "set", "vms", "--client", options])?;
+    lab.hearth.kill9()?;
+    lab.hearth.start()?;
+    let shown = lab.hearth.ok(&["datastore", "show", "vms"])?;
+    ensure!(
+        shown.contains("127.0.0.1=rw,all_squash,insecure,anonuid=4711,anongid=4712"),
+        "{shown}"
+    );
+    let client = &lab.show()?["clients"][0];
+    ensure!(
+        client["all_squash"] == true && client["anonuid"] == 4711,
+        "{client}"
+    );
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    for (name, credential) in [
+        ("a", nfs::root()),
+        ("b", nfs::user(1000)),
+        ("c", Credential::None),
+    ] {
+        client.credential = credential;
+        let file = create(&mut client, &dir, name)?;
+        write(&mut client, &file, 0, b"x")?;
+        let meta = fs::metadata(lab.vms.join(name))?;
+        let daemons = fs::metadata(lab.hearth.dir())?.uid();
+        // Without root's rights all files are the daemon's own.
+        ensure!(
+            daemons != 0 || (meta.uid(), meta.gid()) == (4711, 4712),
+            "{name}: {meta:?}"
+        );
+    }
     Ok(())
 }
 

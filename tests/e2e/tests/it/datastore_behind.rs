@@ -188,7 +188,7 @@ fn a_disk_that_hangs_is_answered_for_and_holds_up_no_other() -> Result<()> {
         "--listen",
         &at,
         "--client",
-        "127.0.0.1=rw,root",
+        "127.0.0.1=rw,root,insecure",
     ])?;
 
     let mut client = lab.client()?;

@@ -42,6 +42,8 @@ fn serve_for_another() -> Result<()> {
         Rights {
             write: true,
             root: true,
+            insecure: true,
+            ..Rights::default()
         },
     );
     server.offer(directory.export("/vms", &identity), access)?;

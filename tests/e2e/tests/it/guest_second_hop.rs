@@ -167,7 +167,7 @@ fn a_guest_on_a_datastore_outlives_kills_and_power_cuts() -> Result<()> {
 }
 
 fn allow(lab: &Lab) -> Result<()> {
-    let client = format!("{HOST}=rw,root");
+    let client = format!("{HOST}=rw,root,insecure");
     let words = ["datastore", "set", "vms", "--client", &client];
     lab.hearth.ok(&words).map(drop)
 }

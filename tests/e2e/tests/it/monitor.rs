@@ -65,7 +65,7 @@ fn prometheus_is_answered_over_tcp_while_the_daemon_comes_and_goes() -> Result<(
         let what = format!("a scrape says {words}");
         wait::until(&what, Duration::from_secs(120), || {
             let mut stream = TcpStream::connect(at).ok()?;
-            let request = b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
+            let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
             stream.write_all(request).ok()?;
             let mut page = String::new();
             stream.read_to_string(&mut page).ok()?;

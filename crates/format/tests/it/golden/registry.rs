@@ -1,10 +1,11 @@
 //! Disks, and the journal of their registry.
 
 use super::{block, device, hex, pool};
+use hearth_format::datastore::DatastoreRecord;
 use hearth_format::disk::OriginIdentity;
 use hearth_format::journal::{Change, JournalEntry};
 use hearth_format::registry::{Front, Moved};
-use hearth_format::{CacheMode, DiskRecord, Home, OnStart, Registry};
+use hearth_format::{CacheMode, DiskRecord, Home, OnStart, Registry, Uuid};
 
 const REGISTRY: &[&str] = &[
     "4852454773e30a4d101112131415161718191a1b1c1d1e1f0600000000000000",
@@ -114,6 +115,33 @@ fn terms_of_a_disk() {
     let back = Registry::decode(&bytes, pool()).unwrap();
     assert_eq!(back.disks, [disk.into()]);
 }
+
+/// Clients are kept as they are given on the command line, with the options of exports(5).
+#[test]
+fn datastore_clients_keep_their_options() {
+    let record = DatastoreRecord {
+        name: "vms".to_owned(),
+        directory: "/srv".to_owned(),
+        serial: Uuid::from_u128(7),
+        listen: "127.0.0.1:2049".to_owned(),
+        clients: vec![
+            "192.0.2.7=rw,no_root_squash".to_owned(),
+            "::1=ro,all_squash,insecure,anonuid=1000,anongid=1001".to_owned(),
+        ],
+        ..DatastoreRecord::default()
+    };
+    let bytes = record.encode().unwrap();
+    assert_eq!(bytes, hex(&DATASTORE.concat()));
+    assert_eq!(DatastoreRecord::decode(&bytes).unwrap(), record);
+}
+
+const DATASTORE: &[&str] = &[
+    "01000300766d73020004002f7372760300100000000000000000000000000000",
+    "00000704000e003132372e302e302e313a32303439050050003139322e302e32",
+    "2e373d72772c6e6f5f726f6f745f7371756173680a3a3a313d726f2c616c6c5f",
+    "7371756173682c696e7365637572652c616e6f6e7569643d313030302c616e6f",
+    "6e6769643d313030310600010000",
+];
 
 const JOURNAL_ENTRY: &[&str] = &[
     "4852474a1dd53e31101112131415161706000000000000000700000000000000",

@@ -50,7 +50,7 @@ impl Lab {
             "--listen",
             listen,
             "--client",
-            "127.0.0.1=rw,root",
+            "127.0.0.1=rw,root,insecure",
         ])?;
         Ok(lab)
     }
@@ -93,7 +93,7 @@ impl Lab {
             "--listen",
             listen,
             "--client",
-            &format!("{client}=rw,root"),
+            &format!("{client}=rw,root,insecure"),
         ])?;
         let [vms, _] = both;
         Ok(Lab { hearth, vms })
