@@ -420,7 +420,7 @@ mod tests {
             .collect();
         let mut client = TcpStream::connect(at).unwrap();
         client
-            .write_all(b"GET /else HTTP/1.1\r\nHost: h\r\n\r\n")
+            .write_all(b"GET /else HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .unwrap();
         let mut answer = String::new();
         // Far longer than it takes, and less than the silent ones are waited for.
