@@ -448,14 +448,16 @@ fn a_stop_keeps_the_cache_and_an_export_empties_it_into_the_files() -> Result<()
     let kept = lines(&state.join("datastores"))?;
     ensure!(kept.len() == 1);
     for state in [&elsewhere, &state] {
-        lab.hearth.ok(&[
-            "pool",
-            "export",
-            "--flash",
-            &flash,
-            "--state-dir",
-            path(state),
-        ])?;
+        let at = ["--flash", &flash, "--state-dir", path(state)];
+        let export = [&["pool", "export"], &at[..]].concat();
+        if state == &elsewhere {
+            // Whoever has not confirmed the directory has nothing written into it.
+            let refused = lab.hearth.refused(&export)?;
+            ensure!(refused.contains("pool import --accept"), "{refused}");
+            lab.hearth
+                .ok(&[&["pool", "import", "--accept"], &at[..]].concat())?;
+        }
+        lab.hearth.ok(&export)?;
     }
     ensure!(!elsewhere.join("datastores").exists());
     ensure!(lines(&state.join("datastores"))? == kept);
