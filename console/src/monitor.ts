@@ -38,6 +38,7 @@ export interface Alerts {
   past: Alert[];
   ways: { way: string; waiting: number; error?: string }[];
   waiting: { way: string; id: number; subject: string; attempts: number; next: number; error?: string }[];
+  untold?: number;
 }
 
 export const mood = (condition: Condition) =>

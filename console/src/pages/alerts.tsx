@@ -48,6 +48,7 @@ export function Alerts() {
                   ))}
                 </ul>
               )}
+              {!!all.untold && <p>{all.untold} things wait for the next message.</p>}
               {all.waiting.map((m) => (
                 <p key={`${m.way} ${m.id}`} class="dim">
                   {m.subject}, to {m.way}: tried {m.attempts} times, again at {clock(m.next)}

@@ -4,14 +4,15 @@
 //! for long enough, is told again once a day, and is over when it was not seen for long enough. An array that is being
 //! rebuilt lacks a member as much as before: its alert is not over, and that it is being mended is told once. What happens
 //! within some seconds comes in one message, and there are so many messages an hour: what is more waits for the next
-//! one, so that a flood is few messages with everything in them. Each message goes every way by itself, and is tried
-//! again until it has arrived.
+//! one, so that a flood is few messages with everything in them. One source may cause half of them. What failed has messages of its own, for
+//! each kind of thing: a client that makes a disk fail again and again keeps no one from being told that the daemon is dead. Each message
+//! goes every way by itself, and is tried again until it has arrived.
 //!
 //! All that has to be remembered is in this one value. Whoever owns it writes it down before messages go
 //! out and after they went: a crash in between sends a message twice, with the same number, and never not at
 //! all. What became of messages is told to whoever keeps a record of that ([`Desk::outcomes`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hearth_health::{Condition, Item, Kind, Reason, Report, mends};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ const WAITING_MAX: usize = 200;
 const ENTRIES_MAX: usize = 200;
 /// Entries that wait to be told.
 const UNTOLD_MAX: usize = 2000;
+/// Sources whose messages are counted.
+const SOURCES_MAX: usize = 4096;
 /// Alerts remembered after they are over, for whoever asks.
 const PAST_MAX: usize = 100;
 
@@ -160,8 +163,8 @@ pub struct Desk {
     untold_more: u64,
     /// Since when `untold` is not empty.
     untold_since: u64,
-    /// When the last messages were written, within an hour.
-    written: Vec<u64>,
+    /// When messages were written within the last hour, by what caused them, see [`budgets`].
+    caused: BTreeMap<String, Vec<u64>>,
     last_id: u64,
     /// What has not arrived yet.
     waiting: Vec<Delivery>,
@@ -172,6 +175,49 @@ pub struct Desk {
     /// What became of things, until somebody asks. A crash loses it, and never a message.
     #[serde(skip)]
     outcomes: Vec<Outcome>,
+}
+
+/// It does not work, and that is news.
+fn has_failed(entry: &Entry) -> bool {
+    entry.condition >= Condition::Failed && entry.news != News::Over
+}
+
+/// Messages an hour that an entry may cause: the budgets it draws on, each with its size.
+fn budgets(config: &AlertsConfig, entry: &Entry) -> [(String, u64); 2] {
+    let (kind, name) = (entry.kind.word(), &entry.name);
+    let share = config.most_per_hour.div_ceil(2);
+    match has_failed(entry) {
+        true => [
+            (format!("failed {kind}"), config.most_per_hour),
+            (format!("failed {kind}/{name}"), share),
+        ],
+        false => [
+            ("all".to_owned(), config.most_per_hour),
+            (format!("{kind}/{name}"), share),
+        ],
+    }
+}
+
+/// Puts what matters most first, and of what matters as much the first of each kind before the second of any.
+fn sort(entries: &mut Vec<Entry>) {
+    let rank = |e: &Entry| {
+        (
+            e.news == News::Over,
+            e.news == News::Lasts,
+            std::cmp::Reverse(e.condition),
+        )
+    };
+    let mut of_kind: BTreeMap<_, usize> = BTreeMap::new();
+    let mut ranked: Vec<_> = std::mem::take(entries)
+        .into_iter()
+        .map(|e| {
+            let nth = of_kind.entry((rank(&e), e.kind.word())).or_default();
+            *nth += 1;
+            ((rank(&e), *nth), e)
+        })
+        .collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    entries.extend(ranked.into_iter().map(|(_, e)| e));
 }
 
 fn key(kind: Kind, name: &str, code: &str) -> String {
@@ -310,43 +356,68 @@ impl Desk {
         if self.untold.is_empty() {
             self.untold_since = now;
         }
-        if self.untold.len() < UNTOLD_MAX {
-            self.untold.push(entry);
-        } else {
+        if self.untold.len() >= UNTOLD_MAX {
             self.untold_more += 1;
+            // What failed has its place, also among others that failed: what of it comes last goes, in the order of messages.
+            if !has_failed(&entry) {
+                return;
+            }
+            self.untold.push(entry);
+            sort(&mut self.untold);
+            self.untold.truncate(UNTOLD_MAX);
+            return;
         }
+        self.untold.push(entry);
+    }
+
+    /// Things that are to be told with the next message.
+    pub fn untold(&self) -> u64 {
+        self.untold.len() as u64 + self.untold_more
+    }
+
+    /// The budgets that the next message draws on; none if there may be no message.
+    fn drawn(&self, config: &AlertsConfig) -> BTreeSet<String> {
+        let spent = |budget: &String| self.caused.get(budget).map_or(0, |at| at.len() as u64);
+        let mut drawn = BTreeSet::new();
+        for entry in &self.untold {
+            let budgets = budgets(config, entry);
+            if budgets.iter().all(|(budget, most)| spent(budget) < *most) {
+                drawn.extend(budgets.map(|(budget, _)| budget));
+            }
+        }
+        drawn
     }
 
     /// Writes a message if there is something to tell and it is time to; true if it did.
     pub fn write(&mut self, config: &AlertsConfig, now: u64, host: &str) -> bool {
-        self.written
-            .retain(|at| now.saturating_sub(*at) < 3600 * SECOND);
+        self.caused.retain(|_, written| {
+            written.retain(|at| now.saturating_sub(*at) < 3600 * SECOND);
+            !written.is_empty()
+        });
         let gathered =
             now.saturating_sub(self.untold_since) >= config.gather_seconds.saturating_mul(SECOND);
-        let room = (self.written.len() as u64) < config.most_per_hour;
         if self.untold.is_empty() || !gathered {
             return false;
         }
-        if !room {
+        let drawn = self.drawn(config);
+        if drawn.is_empty() {
             // Once for all that waits: how much it is grows, and is told with it.
             if !std::mem::replace(&mut self.held, true) {
                 self.outcomes.push(Outcome::HeldBack {
-                    count: self.untold.len() as u64 + self.untold_more,
+                    count: self.untold(),
                     most_per_hour: config.most_per_hour,
                 });
             }
             return false;
         }
         self.held = false;
+        for budget in drawn {
+            if self.caused.len() < SOURCES_MAX || self.caused.contains_key(&budget) {
+                self.caused.entry(budget).or_default().push(now);
+            }
+        }
         let mut entries = std::mem::take(&mut self.untold);
-        let rank = |e: &Entry| {
-            (
-                e.news == News::Over,
-                e.news == News::Lasts,
-                std::cmp::Reverse(e.condition),
-            )
-        };
-        entries.sort_by_key(rank);
+        sort(&mut entries);
         let more = std::mem::take(&mut self.untold_more)
             + entries.len().saturating_sub(ENTRIES_MAX) as u64;
         entries.truncate(ENTRIES_MAX);
@@ -363,7 +434,6 @@ impl Desk {
                 since: last,
             });
         }
-        self.written.push(now);
         self.send(config, now, host, entries);
         true
     }
@@ -824,6 +894,61 @@ mod tests {
             matches!(held[0], Outcome::HeldBack { count, most_per_hour: 12 } if *count > 0),
             "{held:?}"
         );
+    }
+
+    fn event(n: u64, kind: Kind, name: &str, condition: Condition) -> Happened {
+        Happened {
+            code: format!("x{n}"),
+            condition,
+            kind,
+            name: name.to_owned(),
+            what: "again".to_owned(),
+            at: T0,
+        }
+    }
+
+    /// What clients can make happen takes neither the messages nor the places of what they have no part in.
+    #[test]
+    fn dead_daemon_is_told_in_a_flood() {
+        let mut told = Told::new();
+        for n in 0..5000u64 {
+            let now = T0 + n * 500;
+            let condition = match n % 2 {
+                0 => Condition::Degraded,
+                _ => Condition::Failed,
+            };
+            let name = format!("vms{n}");
+            told.desk
+                .happened(now, event(n, Kind::Datastore, &name, condition));
+            told.look(now, &report(&[]), &[]);
+        }
+        let now = T0 + 45 * MINUTE;
+        told.during(now - MINUTE, now, &report(&[]));
+        let before = told.said.len();
+        assert!(told.desk.untold() > 1000 && before <= 24, "{before}");
+        let dead = event(0, Kind::Daemon, "hearth", Condition::Failed);
+        told.desk.happened(now, dead);
+        told.during(now, now + MINUTE, &report(&[]));
+        assert_eq!(told.said.len(), before + 1);
+        let first = told.said[before].iter().take(2);
+        assert!(first.into_iter().any(|(_, name)| name == "hearth"));
+    }
+
+    #[test]
+    fn one_source_causes_half_of_the_messages() {
+        let mut told = Told::new();
+        for n in 0..30 {
+            let now = T0 + n * MINUTE;
+            let own = event(n, Kind::Datastore, "vms", Condition::Degraded);
+            told.desk.happened(now, own);
+            told.during(now, now + MINUTE, &report(&[]));
+        }
+        assert_eq!(told.said.len(), 6);
+        let other = event(0, Kind::Disk, "vm1", Condition::Degraded);
+        told.desk.happened(T0 + 30 * MINUTE, other);
+        told.during(T0 + 30 * MINUTE, T0 + 31 * MINUTE, &report(&[]));
+        assert_eq!(told.said.len(), 7);
+        assert!(told.desk.untold.is_empty(), "all go with it");
     }
 
     #[test]

@@ -137,6 +137,11 @@ fn list(global: &Global, client: &Client) -> Outcome {
     for way in &info.ways {
         match (&way.error, way.waiting) {
             (Some(e), n) => println!("{}: {n} messages wait: {}", plain(&way.way), plain(e)),
+            (None, 0) if info.untold > 0 => println!(
+                "{}: every message has arrived; {} things wait for the next one (alerts.most_per_hour)",
+                plain(&way.way),
+                info.untold
+            ),
             (None, 0) => println!("{}: everything has arrived", plain(&way.way)),
             (None, n) => println!("{}: {n} messages are on their way", plain(&way.way)),
         }

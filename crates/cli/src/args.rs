@@ -31,8 +31,8 @@ use hearth_fault::Fault;
 pub use memory::{Memory, MemoryEvents, MemoryHost, MemoryProfile, MemoryRun};
 pub use monitor::{Alert, Monitor};
 pub use pool::{
-    FlashAdd, FlashNew, FlashRemove, FlashReplace, FlashWhere, Pool, PoolAdopt, PoolAt, PoolCreate,
-    PoolExport,
+    FlashAdd, FlashNew, FlashRemove, FlashReplace, FlashWhere, Pool, PoolAdopt, PoolCreate,
+    PoolExport, PoolImport, PoolShow,
 };
 pub use rescue::Rescue;
 pub use serve::{LockMemory, LogFormat, Serve, Tls};

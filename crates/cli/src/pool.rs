@@ -1,8 +1,9 @@
 //! `hearth pool …`: on flash that is not being served, or through the daemon.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use hearth_daemon::api::types::{self, DiskInfo, Done, PoolInfo};
+use hearth_daemon::api::types::{self, DiskInfo, DiskRef, Done, PoolInfo};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_daemon::pool::{self, CreateOptions, DeviceAt, Pool};
@@ -10,7 +11,7 @@ use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_fault::Fault;
 
-use crate::args::{self, Global, PoolAdopt, PoolAt, PoolCreate, PoolExport};
+use crate::args::{self, Global, PoolAdopt, PoolCreate, PoolExport, PoolImport, PoolShow};
 use crate::disk;
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
@@ -28,8 +29,8 @@ const GONE_POLLS: usize = 10;
 pub fn run(global: &Global, command: args::Pool) -> Outcome {
     match command {
         args::Pool::Create(args) => create(global, &args),
-        args::Pool::Show(at) => show(global, &at),
-        args::Pool::Import(at) => import(global, &at),
+        args::Pool::Show(args) => show(global, &args),
+        args::Pool::Import(args) => import(global, &args),
         args::Pool::AdoptFlash(args) => adopt(global, &args),
         args::Pool::Export(at) => export(global, &at),
         args::Pool::AddFlash(args) => flash::add(global, &args),
@@ -298,6 +299,10 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     for notice in &info.notices {
         println!("warning: {}", plain(notice));
     }
+    if !info.claims.is_empty() {
+        println!();
+        print!("{}", claims(info));
+    }
     if info.disks.is_empty() {
         println!("no disks");
         return Ok(());
@@ -306,10 +311,10 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     let mut table = Table::new(&["DISK", "MODE", ">SIZE", ">CACHED", ">DIRTY", "ORIGIN"]);
     let known = |bytes: Option<u64>| bytes.map_or("?".to_owned(), human);
     for d in &info.disks {
-        let missing = if d.origin_found {
-            ""
-        } else {
-            "  (not found here)"
+        let missing = match (is_confirmed(info, d), d.origin_found) {
+            (false, _) => "  (not confirmed)",
+            (true, true) => "",
+            (true, false) => "  (not found here)",
         };
         table.row([
             plain(&d.name),
@@ -322,6 +327,26 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     }
     print!("{}", table.render());
     Ok(())
+}
+
+/// Whether the origin of a disk is confirmed on this host.
+fn is_confirmed(info: &PoolInfo, disk: &DiskRef) -> bool {
+    let of = format!("disk {}", disk.name);
+    !info.claims.iter().any(|c| c.of == of && !c.confirmed)
+}
+
+/// Lists what the pool names outside it.
+fn claims(info: &PoolInfo) -> String {
+    let mut table = Table::new(&["OUTSIDE THE POOL", "CONFIRMED", "USES"]);
+    for claim in &info.claims {
+        let confirmed = if claim.confirmed { "yes" } else { "NO" };
+        table.row([
+            plain(&claim.of),
+            confirmed.to_owned(),
+            plain(&claim.reaches),
+        ]);
+    }
+    table.render()
 }
 
 /// Draws what is on which device.
@@ -387,22 +412,41 @@ fn bar(part: u64, whole: u64) -> String {
     format!("{full}{empty} {:>3} %", part * 100 / whole.max(1))
 }
 
-fn show(global: &Global, at: &PoolAt) -> Outcome {
-    let info = if at.flash.is_empty() {
+impl PoolShow {
+    fn state_dir(&self) -> PathBuf {
+        let given = self.state_dir.clone();
+        given.unwrap_or_else(hearth_daemon::rundir::default_state_dir)
+    }
+}
+
+fn show(global: &Global, args: &PoolShow) -> Outcome {
+    let flash = &args.at.flash;
+    let info = if flash.is_empty() {
         Client::new(&global.dir()).get("/v1/pool")?
     } else {
-        pool::show(&at.flash)?
+        pool::show(flash, &args.state_dir())?
     };
     print_pool(global, &info)
 }
 
-fn import(global: &Global, at: &PoolAt) -> Outcome {
-    if at.flash.is_empty() {
+fn import(global: &Global, args: &PoolImport) -> Outcome {
+    let flash = &args.show.at.flash;
+    if flash.is_empty() {
         // A daemon has imported its pool by serving it; without one there is nothing to import.
-        let info: PoolInfo = Client::new(&global.dir()).get("/v1/pool")?;
+        let client = Client::new(&global.dir());
+        let info: PoolInfo = match args.accept {
+            true => client.order("/v1/pool/accept")?,
+            false => client.get("/v1/pool")?,
+        };
         return print_pool(global, &info);
     }
-    let info = Pool::open_all(&at.flash)?.info_with_contents();
+    let mut pool = Pool::open_all(flash)?;
+    let state_dir = args.show.state_dir();
+    match args.accept {
+        true => pool.accept_claims(&state_dir)?,
+        false => pool.look_for_claims(&state_dir)?,
+    }
+    let info = pool.info_with_contents();
     print_pool(global, &info)?;
     if global.json {
         return Ok(());
@@ -411,7 +455,7 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
     let missing: Vec<String> = info
         .disks
         .iter()
-        .filter(|d| !d.origin_found)
+        .filter(|d| is_confirmed(&info, d) && !d.origin_found)
         .map(|d| plain(&d.name))
         .collect();
     if !missing.is_empty() {
@@ -423,6 +467,14 @@ fn import(global: &Global, at: &PoolAt) -> Outcome {
     // One that is lost may have no path.
     let there = info.devices.iter().filter(|device| !device.lost);
     let there: Vec<String> = there.map(|device| device.path.clone()).collect();
+    if info.claims.iter().any(|claim| !claim.confirmed) {
+        println!(
+            "what is not confirmed is not used on this host; to confirm all that is listed: `hearth pool import --accept{}{}`",
+            named(&there),
+            (args.show.state_dir.as_ref())
+                .map_or_else(String::new, |dir| format!(" --state-dir {}", dir.display()))
+        );
+    }
     println!("ready; serve it with `hearth serve{}`", named(&there));
     Ok(())
 }

@@ -8,6 +8,7 @@ mod bell;
 mod bell_tests;
 mod beside;
 pub mod brake;
+mod claims;
 pub mod client;
 pub mod clients;
 mod compare;

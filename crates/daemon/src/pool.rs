@@ -12,6 +12,7 @@ use hearth_io::{BLOCK, Device, Media, OpenError, OpenMode, OriginSpec};
 
 use crate::api::types::CacheMode;
 use crate::beside::Beside;
+use crate::claims::{Claim, Confirmed};
 use crate::degraded::Refusal;
 use crate::error::{Error, Kind, Result};
 use crate::named::Named;
@@ -47,6 +48,8 @@ pub struct Pool {
     covered: bool,
     /// What is known of it beside the flash.
     beside: Option<Arc<Beside>>,
+    /// Which of its claims are confirmed on this host; `None` if no state directory was looked at.
+    confirmed: Option<Confirmed>,
     /// There is no flash: where it was.
     gone_from: Option<PathBuf>,
     /// It has taken the place of another flash, and is served for the first time.
@@ -280,6 +283,7 @@ impl Pool {
             refusal: None,
             covered: false,
             beside: None,
+            confirmed: None,
             gone_from: None,
             adopted: false,
         }
@@ -392,6 +396,37 @@ impl Pool {
         self.named.any_chain()
     }
 
+    /// Refuses what the pool names outside it, unless that is confirmed on this host.
+    pub(crate) fn check_confirmed(&self, claim: Option<Claim>) -> Result<()> {
+        let confirmed = |claim: &Claim| self.confirmed.as_ref().is_some_and(|c| c.has(claim));
+        match claim.filter(|claim| !confirmed(claim)) {
+            Some(claim) => Err(claim.refused()),
+            None => Ok(()),
+        }
+    }
+
+    /// The same of a disk's origin.
+    pub(crate) fn is_confirmed(&self, record: &DiskRecord) -> bool {
+        self.check_confirmed(Claim::of_disk(record)).is_ok()
+    }
+
+    /// Looks in a state directory which of its claims are confirmed.
+    pub fn look_for_claims(&mut self, state_dir: &Path) -> Result<()> {
+        self.confirmed = Some(Confirmed::look(state_dir, &self.superblock.pool)?);
+        Ok(())
+    }
+
+    /// Confirms all its claims on the host of that state directory.
+    pub fn accept_claims(&mut self, state_dir: &Path) -> Result<()> {
+        let mut confirmed = match self.confirmed.take() {
+            Some(confirmed) => confirmed,
+            None => Confirmed::open(state_dir, &self.superblock.pool)?,
+        };
+        let accepted = confirmed.confirm(Claim::all(&self.registry).collect());
+        self.confirmed = Some(confirmed);
+        accepted
+    }
+
     /// Bytes of RAM that index, policy and RAM stage take, with a stage of `stage` bytes or else
     /// what it has at least.
     pub fn footprint(&self, stage: Option<u64>) -> u64 {
@@ -445,10 +480,19 @@ impl Pool {
         let mut next = self.registry.clone();
         let value = change(&mut next)?;
         if next != self.registry || self.unsettled {
+            let claims = self.confirmed.as_ref();
+            let claims = claims.map(|confirmed| confirmed.follow(&self.registry, &next));
+            let claims = claims.unwrap_or_default();
+            if let Some(confirmed) = &mut self.confirmed {
+                confirmed.begin(&claims)?;
+            }
             self.store(&mut next)?;
             self.named.follow(&self.registry, &next);
             self.registry = next;
             self.seen.show(&self.registry);
+            if let Some(confirmed) = &mut self.confirmed {
+                confirmed.end(claims);
+            }
         }
         Ok(value)
     }

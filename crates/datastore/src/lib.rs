@@ -146,7 +146,7 @@ pub trait Disks: Send + Sync {
     fn forget(&self, file: &Key, disk: DiskId) -> bool;
     /// True if what is cached and clean equals the file.
     fn still_fits(&self, disk: DiskId, origin: &Arc<FileOrigin>) -> bool;
-    /// Makes a range zeros, durably.
+    /// Makes a range zeros, durably. What it costs follows the data in it, not its length.
     fn zero(&self, disk: DiskId, offset: u64, len: u64) -> bool;
     /// Bytes the file does not have yet.
     fn owed(&self, disk: DiskId) -> u64;

@@ -26,6 +26,8 @@ use crate::Look;
 use crate::body::Body;
 use crate::twin::scrub::Reconciled;
 
+/// Of a file's data, so much is taken for whole at first.
+const FILLED_STEP: u64 = 1 << 20;
 /// Threads that read and write the files of a datastore.
 const HANDS: usize = 8;
 
@@ -198,6 +200,24 @@ impl FileOrigin {
     /// The open file.
     pub fn file(&self) -> &Body {
         &self.file
+    }
+
+    /// Parts of a range outside which the file has no data, as offset and length, in whole blocks but for the range's ends. They
+    /// are at most twice as long as the data in them, and a little.
+    pub fn filled(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let mut parts = Vec::new();
+        let (mut at, mut step) = (from, FILLED_STEP);
+        while let Some(data) = self.file.next_data(at).filter(|data| *data < to) {
+            step = match data == at {
+                true => step.saturating_mul(2),
+                false => FILLED_STEP,
+            };
+            let begin = (data / BLOCK * BLOCK).max(from);
+            let end = (begin.saturating_add(step) / BLOCK * BLOCK).clamp(data + 1, to);
+            parts.push((begin, end - begin));
+            at = end;
+        }
+        parts
     }
 
     /// What the engine may ask for.

@@ -128,6 +128,11 @@ impl BufSlice {
         self.len as usize
     }
 
+    /// Length of the buffer it is a part of, which lives as long.
+    pub fn allocated(&self) -> usize {
+        self.buf.len()
+    }
+
     /// True if the window is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -5,15 +5,16 @@
 //! anything. The file is written before a message goes out and after. That a message went out is an event, kept in this
 //! service's own state directory: the daemon, of which it may tell that it is gone, has no part in it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hearth_alerts::desk::{Happened, Outcome};
+use hearth_alerts::desk::{Delivery, Happened, Outcome};
 use hearth_alerts::{AlertsConfig, Desk, send};
 use hearth_daemon::api::events::{Asked, EventInfo};
 use hearth_daemon::error::{Error, Result};
@@ -29,6 +30,8 @@ use crate::part::{Context, Part};
 
 /// Between two looks at what is due.
 const EVERY: Duration = Duration::from_secs(1);
+/// Longest wait at the end for messages that are being sent: as long as one may take.
+const FAREWELL: Duration = Duration::from_secs(30);
 /// How often events are asked for, in looks.
 const EVENTS_EVERY: u64 = 5;
 /// Between two signs of life for whoever waits for them.
@@ -44,6 +47,30 @@ struct Kept {
     events: Cursor,
 }
 
+/// A way on which a message is being sent, until dropped.
+struct Sending {
+    alerting: Arc<Alerting>,
+    way: String,
+}
+
+impl Sending {
+    /// `None` if one is being sent already.
+    fn begin(alerting: &Arc<Alerting>, way: &str) -> Option<Sending> {
+        let mut ways = alerting.ways();
+        ways.insert(way.to_owned()).then(|| Sending {
+            alerting: alerting.clone(),
+            way: way.to_owned(),
+        })
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.alerting.ways().remove(&self.way);
+        self.alerting.sending.1.notify_all();
+    }
+}
+
 /// The part that tells people.
 #[derive(Debug)]
 pub struct Alerting {
@@ -55,6 +82,8 @@ pub struct Alerting {
     events: Arc<OnceLock<Events>>,
     /// `kept` is what was stored, and what was asked for since.
     prepared: Arc<AtomicBool>,
+    /// Ways on which a message is being sent.
+    sending: (Mutex<BTreeSet<String>>, Condvar),
 }
 
 /// This host's name.
@@ -173,7 +202,13 @@ impl Alerting {
             kept: Arc::default(),
             events: Arc::default(),
             prepared: Arc::default(),
+            sending: Default::default(),
         }
+    }
+
+    fn ways(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        let ways = self.sending.0.lock();
+        ways.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes events of what became of messages.
@@ -223,24 +258,47 @@ impl Alerting {
         }
     }
 
-    fn deliver(&self, context: &Context) {
-        // By itself: a lock taken in the head of a loop is held until its end, and sending takes long.
+    /// Begins to send what is due. Each way has a thread of its own while it sends, so that one that hangs holds up no other.
+    fn deliver(self: &Arc<Alerting>) {
         let due = lock(&self.kept).desk.due(now_ms());
         for delivery in due {
-            if context.stop.is_told() {
-                return;
-            }
-            let (way, id) = (&delivery.way, delivery.message.id);
-            let outcome = send::send(&self.config, way, &delivery.message);
-            if let Err(e) = &outcome {
-                tracing::warn!(way, id, "not told, and tried again: {e}");
-            }
-            let outcomes = {
-                let mut kept = lock(&self.kept);
-                (kept.desk).attempted(&self.config, now_ms(), way, id, outcome);
-                kept.desk.outcomes()
+            let Some(way) = Sending::begin(self, &delivery.way) else {
+                continue;
             };
-            self.tell(outcomes);
+            let alerting = self.clone();
+            let send = move || {
+                alerting.send(&delivery);
+                drop(way);
+            };
+            let thread = std::thread::Builder::new().name("alert-way".to_owned());
+            if let Err(e) = thread.spawn(send) {
+                tracing::warn!("no thread to tell with, and tried again: {e}");
+            }
+        }
+    }
+
+    fn send(&self, delivery: &Delivery) {
+        let (way, id) = (&delivery.way, delivery.message.id);
+        let outcome = send::send(&self.config, way, &delivery.message);
+        if let Err(e) = &outcome {
+            tracing::warn!(way, id, "not told, and tried again: {e}");
+        }
+        let outcomes = {
+            let mut kept = lock(&self.kept);
+            (kept.desk).attempted(&self.config, now_ms(), way, id, outcome);
+            kept.desk.outcomes()
+        };
+        self.tell(outcomes);
+    }
+
+    /// Waits, within bounds, until nothing is being sent.
+    fn settle(&self) {
+        let sending = self.sending.0.lock();
+        let sending = sending.unwrap_or_else(PoisonError::into_inner);
+        let busy = |ways: &mut BTreeSet<String>| !ways.is_empty();
+        let waited = self.sending.1.wait_timeout_while(sending, FAREWELL, busy);
+        if waited.is_ok_and(|(_, result)| result.timed_out()) {
+            tracing::warn!("a message is still being sent; it is sent again after the next start");
         }
     }
 
@@ -267,6 +325,7 @@ impl Alerting {
             open: kept.desk.open().into_iter().map(alert).collect(),
             past: kept.desk.past().into_iter().map(alert).collect(),
             ways: ways.collect(),
+            untold: kept.desk.untold(),
             waiting: (waiting.iter())
                 .map(|d| WaitingInfo {
                     way: d.way.clone(),
@@ -327,7 +386,7 @@ impl Part for Arc<Alerting> {
             self.tell(outcomes);
             let before = self.keep(context, &mut stored);
             // A full file system is no reason to tell nobody.
-            self.deliver(context);
+            self.deliver();
             let kept = before.and_then(|()| self.keep(context, &mut stored));
             if let Err(e) = &kept
                 && !failing
@@ -339,7 +398,8 @@ impl Part for Arc<Alerting> {
                 break;
             }
         }
-        Ok(())
+        self.settle();
+        self.keep(context, &mut stored)
     }
 
     fn routes(&self) -> Router {

@@ -132,6 +132,9 @@ pub struct AlertsInfo {
     pub ways: Vec<WayInfo>,
     /// Messages that have not arrived.
     pub waiting: Vec<WaitingInfo>,
+    /// Things that wait for the next message.
+    #[serde(default)]
+    pub untold: u64,
 }
 
 /// A test that was sent: `POST /v1/alerts/test`.

@@ -36,9 +36,9 @@ impl Long {
         self.window.as_mut().map_or(&mut [], BufSlice::bytes_mut)
     }
 
-    /// Bytes it will have.
-    pub fn len(&self) -> usize {
-        self.bytes().len()
+    /// Bytes of memory.
+    pub fn allocated(&self) -> usize {
+        self.window.as_ref().map_or(0, BufSlice::allocated)
     }
 
     fn bytes(&self) -> &[u8] {
@@ -65,6 +65,15 @@ enum Bytes {
 pub struct Message(Bytes);
 
 impl Message {
+    /// Bytes of memory it takes.
+    pub fn allocated(&self) -> usize {
+        let bytes = match &self.0 {
+            Bytes::Short(bytes) => bytes.capacity(),
+            Bytes::Long(long) => long.allocated(),
+        };
+        size_of::<Message>() + bytes
+    }
+
     /// The `len` bytes from `start` on where they lie, if that is in whole blocks of memory.
     pub fn blocks(&self, start: usize, len: usize) -> Option<BufSlice> {
         let Bytes::Long(long) = &self.0 else {

@@ -49,6 +49,8 @@ pub struct Assembler {
     /// In place of that, a long message, and how much of it is here.
     long: Option<(Long, usize)>,
     whole: VecDeque<Message>,
+    /// Memory of those.
+    waiting: usize,
     shelf: Arc<Shelf>,
 }
 
@@ -144,6 +146,7 @@ impl Assembler {
                 Some((long, _)) => Message::from(long),
                 None => Message::from(std::mem::take(&mut self.message)),
             };
+            self.waiting += message.allocated();
             self.whole.push_back(message);
             self.last = false;
             self.fragments = 0;
@@ -168,13 +171,15 @@ impl Assembler {
 
     /// The next whole message.
     pub fn next_message(&mut self) -> Option<Message> {
-        self.whole.pop_front()
+        let message = self.whole.pop_front()?;
+        self.waiting -= message.allocated();
+        Some(message)
     }
 
-    /// Bytes held for messages, whole or not.
+    /// Memory held for messages, whole or not.
     pub fn held(&self) -> usize {
-        let long = self.long.as_ref().map_or(0, |(long, _)| long.len());
-        self.message.capacity() + long + self.whole.iter().map(|m| m.len()).sum::<usize>()
+        let long = self.long.as_ref().map_or(0, |(long, _)| long.allocated());
+        self.message.capacity() + long + self.waiting
     }
 }
 

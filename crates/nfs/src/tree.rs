@@ -28,7 +28,19 @@ use crate::v3::{Attributes, Create, SetAttributes, Stability, Status, Time, Wcc}
 pub type Outcome<T> = Result<T, Status>;
 
 /// Bytes of a file on their way to a client.
-pub type Data = Box<dyn AsRef<[u8]> + Send + Sync>;
+pub type Data = Box<dyn Memory>;
+
+/// Bytes in memory that is given back when they are dropped.
+pub trait Memory: AsRef<[u8]> + Send + Sync {
+    /// How much memory that is.
+    fn allocated(&self) -> usize;
+}
+
+impl Memory for Vec<u8> {
+    fn allocated(&self) -> usize {
+        self.capacity()
+    }
+}
 
 /// A change, and what it did to what it changed, whether it succeeded or not.
 #[derive(Debug)]

@@ -6,8 +6,8 @@
 //!
 //! - **Grown:** the registry's bound, durably, then the file, and if what follows is to be durable, that as well. Only then comes
 //!   what is written: the log never holds an answered write behind the end.
-//! - **Cut:** what is cut off becomes zeros in the log, durably, up to the end of its last block; then the file is cut,
-//!   durably. The other way round a crash in between would bring back what was cut off as soon as the file grows again.
+//! - **Cut:** what is cut off becomes zeros in the log, durably, up to the end of its last block, wherever the file or the log has
+//!   data; then the file is cut, durably. The other way round a crash in between would bring back what was cut off as soon as the file grows again.
 //! - **Changed** in any way: first the promise is taken back, durably.
 //! - **Closed:** the file has everything, and that is durable; then the promise is given.
 //! - **Opened** with something in the log that the file has not: what lies behind the end was never answered as durable. It

@@ -20,10 +20,12 @@ pub enum Pool {
     #[command(
         after_help = "Example:\n  hearth pool show\n  hearth pool show --flash /dev/nvme0n1p4"
     )]
-    Show(PoolAt),
+    Show(PoolShow),
     /// Check a pool brought from elsewhere, and make it ready to be served here
-    #[command(after_help = "Example:\n  hearth pool import --flash /dev/nvme0n1p4")]
-    Import(PoolAt),
+    #[command(
+        after_help = "Example:\n  hearth pool import --flash /dev/nvme0n1p4\n  hearth pool import --accept"
+    )]
+    Import(PoolImport),
     /// Have a blank device take the place of flash that is gone: the pool's disks stay, the cache fills again
     #[command(
         after_help = "Example:\n  hearth pool adopt-flash --flash /dev/nvme1n1\n  \
@@ -106,6 +108,26 @@ pub struct PoolAt {
     /// Block device or file of a pool that is not being served; of several, each with --flash
     #[arg(long, value_name = "PATH")]
     pub flash: Vec<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PoolShow {
+    #[command(flatten)]
+    pub at: PoolAt,
+    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
+    #[arg(long, value_name = "DIR", requires = "flash")]
+    pub state_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct PoolImport {
+    #[command(flatten)]
+    pub show: PoolShow,
+    /// Confirm on this host all that the pool names outside it: origins, directories, addresses to listen on, and
+    /// clients. Until then nothing of that is used
+    #[arg(long)]
+    pub accept: bool,
 }
 
 #[derive(Clone, Debug, Args)]

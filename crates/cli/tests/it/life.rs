@@ -113,7 +113,8 @@ fn warm_after_a_clean_stop() {
     assert!(
         !bench.run_dir().join("nbd.sock").exists() && !bench.run_dir().join("api.sock").exists()
     );
-    let shown = bench.json(&["pool", "show", "--flash", &bench.path("flash")]);
+    let (flash, state) = (bench.path("flash"), bench.path("state"));
+    let shown = bench.json(&["pool", "show", "--flash", &flash, "--state-dir", &state]);
     assert_eq!(shown["state"], "clean");
     assert_eq!(shown["disks"][0]["origin_found"], true);
     bench.start();

@@ -24,7 +24,7 @@ use utoipa_axum::routes;
 use super::advice::AdviceReport;
 use super::areas::{AreaBack, AreaWanted, AreasState};
 use super::authorise::{Listed, authorise};
-use super::caller::Caller;
+use super::caller::{Administrator, Caller};
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use super::flash::{FlashChange, FlashState};
 use super::listen::{SEE, refusal};
@@ -47,6 +47,8 @@ pub(super) const BODY_MAX: usize = 64 << 10;
 pub trait Control: Send + Sync + 'static {
     /// The pool being served.
     fn pool(&self) -> Result<PoolInfo>;
+    /// Confirms on this host all that the pool names outside it, and uses it.
+    fn accept_claims(&self) -> Result<PoolInfo>;
     /// How far a change of the pool's flash devices is.
     fn flash_state(&self) -> FlashState;
     /// Begins to add, replace or remove one.
@@ -260,6 +262,22 @@ pub(super) async fn change_at<T: Send + 'static>(
     (status = 200, body = PoolInfo), (status = "default", body = ErrorBody)))]
 async fn get_pool(State(panel): Shared) -> Result<Json<PoolInfo>> {
     run(panel, |c| c.pool()).await
+}
+
+/// Confirm all that the pool names outside it on this host: origins, directories, addresses and clients. Only for root and the
+/// user who runs the daemon.
+#[utoipa::path(post, path = "/v1/pool/accept", tag = "pool", responses(
+    (status = 200, body = PoolInfo), (status = "default", body = ErrorBody)))]
+async fn accept_claims(
+    State(panel): Shared,
+    Administrator(by): Administrator,
+) -> Result<Json<PoolInfo>> {
+    change(panel, Changed::Pool, move |c| {
+        let info = c.accept_claims()?;
+        tracing::info!(%by, "all that the pool names outside it was confirmed");
+        Ok(info)
+    })
+    .await
 }
 
 /// Write everything dirty to the origins, and stop the daemon, which leaves the pool clean.
@@ -543,6 +561,7 @@ struct Document;
 fn api() -> OpenApiRouter<Panel> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(get_pool))
+        .routes(routes!(accept_claims))
         .routes(routes!(export_pool))
         .routes(routes!(get_disks, add_disk))
         .routes(routes!(get_disk, set_disk))

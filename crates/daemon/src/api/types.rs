@@ -804,8 +804,23 @@ pub struct PoolInfo {
     /// Data threads; only while serving.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u64>,
+    /// What it names outside itself: origins of disks, directories, addresses and clients of datastores. Not told when the
+    /// pool is created.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<PoolClaim>,
     /// The disks in its registry: name and origin.
     pub disks: Vec<DiskRef>,
+}
+
+/// What a disk or datastore of a pool names outside the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolClaim {
+    /// `disk NAME` or `datastore NAME`.
+    pub of: String,
+    /// What is named, and how it would be used.
+    pub reaches: String,
+    /// The administrator of this host has confirmed it. Otherwise it is not used.
+    pub confirmed: bool,
 }
 
 /// A flash device of a pool.

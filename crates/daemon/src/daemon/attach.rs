@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hearth_engine::api::{DiskId, OriginState};
-use hearth_format::{DiskRecord, OriginIdentity, Registry};
+use hearth_format::{DiskRecord, OriginIdentity, Registry, SharedRecord};
 use hearth_io::{Device, OriginSpec, Target, Targets};
 use hearth_origin::Backing;
 
@@ -166,11 +166,24 @@ impl Daemon {
             self.note_share(record);
         }
         drop(disks);
-        self.survey(&records);
+        self.attach_each(&records, Life::is_awaited);
+    }
+
+    /// Attaches the disks that the pool names and that this host's administrator has just confirmed.
+    pub(super) fn attach_accepted(self: &Arc<Daemon>, records: &[SharedRecord]) {
+        self.attach_each(records, |life| life.unserved().is_some());
+    }
+
+    fn attach_each(self: &Arc<Daemon>, records: &[SharedRecord], fits: fn(&Life) -> bool) {
+        let pool = lock(&self.pool);
+        let confirmed = records.iter().filter(|r| pool.is_confirmed(r)).cloned();
+        let confirmed: Vec<SharedRecord> = confirmed.collect();
+        drop(pool);
+        self.survey(&confirmed);
         let (told, done) = channel::<()>();
         let mounts = Mounts::now();
-        for record in &records {
-            self.attach_aside(&mounts, record, told.clone());
+        for record in records {
+            self.attach_aside(&mounts, record, fits, told.clone());
         }
         drop(told);
         // Ends when all have dropped their end, or late.
@@ -178,22 +191,28 @@ impl Daemon {
     }
 
     /// Attaches a disk on a thread of its own; drops `told` when done.
-    fn attach_aside(self: &Arc<Daemon>, mounts: &Mounts, record: &DiskRecord, told: Sender<()>) {
+    fn attach_aside(
+        self: &Arc<Daemon>,
+        mounts: &Mounts,
+        record: &DiskRecord,
+        fits: fn(&Life) -> bool,
+        told: Sender<()>,
+    ) {
         // Somebody is looking for it; it is tried again.
         let Some(look) = self.begin_look(record.id) else {
             return;
         };
         let spot = mounts.spot_of(&record.origin);
         self.aside(&spot, Class::Background, move || {
-            look.daemon.try_attach(look.id);
+            look.daemon.try_attach(look.id, fits);
             drop(look);
             drop(told);
         });
     }
 
-    /// Attaches a disk that nobody changes, if that is still worth a try; false if it is not.
-    fn try_attach(self: &Arc<Daemon>, id: DiskId) -> bool {
-        let awaited = |disks: &Slots<Slot>| disks.by_id(id).is_some_and(|s| s.life.is_awaited());
+    /// Attaches a disk that nobody changes, if its life still fits; false if it does not.
+    fn try_attach(self: &Arc<Daemon>, id: DiskId, fits: fn(&Life) -> bool) -> bool {
+        let awaited = |disks: &Slots<Slot>| disks.by_id(id).is_some_and(|s| fits(&s.life));
         // Somebody changing the disk goes first; then it may be gone or decided.
         let Some(turn) = self.disks.turn_if(id, Purpose::Opening, awaited) else {
             return false;
@@ -281,7 +300,7 @@ impl Daemon {
         if !origin::is_found(&record.origin, least) {
             return;
         }
-        if !self.try_attach(id) {
+        if !self.try_attach(id, Life::is_awaited) {
             return;
         }
         let mut disks = self.disks.lock();

@@ -18,6 +18,7 @@ use hearth_origin::owner::Take;
 
 use super::admission::FIRST_RULES;
 use super::{Daemon, lock};
+use crate::claims::Claim;
 use crate::error::{Error, Result};
 use crate::origin;
 use crate::pool::Pool;
@@ -242,6 +243,7 @@ impl Daemon {
     /// Takes over what lies below a disk's image now, and attaches the disk if that was in its way.
     pub(super) fn allow_backing(self: &Arc<Daemon>, name: &str) -> Result<()> {
         let record = self.with_record(name)?;
+        lock(&self.pool).check_confirmed(Claim::of_disk(&record))?;
         let spec = origin::parse(&record.origin)?;
         let chain = self.new_chain(&spec, true)?;
         self.check_chain(name, &spec, &chain, record.read_only)?;

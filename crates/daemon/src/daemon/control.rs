@@ -7,7 +7,7 @@ use std::time::Duration;
 use hearth_engine::DiskStatus;
 use hearth_engine::api::{DISK_MAX, Mode, OriginState};
 use hearth_fault::Fault;
-use hearth_format::{DiskRecord, MirrorStamps, Registry, Uuid, check_name};
+use hearth_format::{DiskRecord, MirrorStamps, Registry, SharedRecord, Uuid, check_name};
 use hearth_io::beneath::Beneath;
 use hearth_io::{BLOCK, OriginSpec};
 use hearth_origin::owner::Take;
@@ -552,6 +552,21 @@ impl Daemon {
 
 impl Control for Arc<Daemon> {
     fn pool(&self) -> Result<PoolInfo> {
+        Ok(self.pool_info())
+    }
+
+    fn accept_claims(&self) -> Result<PoolInfo> {
+        self.not_stopping()?;
+        let mut pool = lock(&self.pool);
+        let unconfirmed = pool
+            .registry()
+            .plain_disks()
+            .filter(|r| !pool.is_confirmed(r));
+        let records: Vec<SharedRecord> = unconfirmed.cloned().collect();
+        pool.accept_claims(&self.state_dir)?;
+        drop(pool);
+        self.attach_accepted(&records);
+        self.open_datastores();
         Ok(self.pool_info())
     }
 

@@ -46,6 +46,7 @@ use crate::api::datastores::{
 };
 use crate::api::stats::Counters;
 use crate::api::types::fields;
+use crate::claims::Claim;
 use crate::error::{Error, Kind, Result};
 use crate::pool::format_error;
 use crate::settings::SettingsShown;
@@ -359,6 +360,7 @@ impl Daemon {
         self.find_datastores();
         let found: Vec<_> = lock(&self.stores.by_name)
             .values()
+            .filter(|store| store.served.is_err())
             .map(|store| (store.record.clone(), store.opened.clone()))
             .collect();
         for (record, opened) in found {
@@ -388,7 +390,7 @@ impl Daemon {
             .map(|store| store.record.clone())
             .collect();
         for record in missing {
-            let opened = self.open_datastore(&record);
+            let opened = self.open_known(&record);
             if let Some(store) = lock(&self.stores.by_name).get_mut(&record.name) {
                 match opened {
                     Ok(opened) => store.opened = Some(opened),
@@ -434,17 +436,33 @@ impl Daemon {
         let owed = |id| self.engine.status(id).map_or(0, |s| s.owed_bytes());
         let mut left =
             files.filter(|r| !r.is_flash_only() && !open.contains(&r.id) && owed(r.id) > 0);
-        match left.next() {
-            None => Ok(()),
-            Some(file) => Err(Error::unavailable(
-                format!(
-                    "{} of a file of datastore {} are only on flash, and it cannot be opened",
-                    human(owed(file.id)),
-                    file.datastore
-                ),
+        let left = left
+            .next()
+            .map(|file| (owed(file.id), file.datastore.clone()));
+        drop(pool);
+        let Some((owed, store)) = left else {
+            return Ok(());
+        };
+        let what = format!(
+            "{} of a file of datastore {store} are only on flash, and it cannot be opened",
+            human(owed)
+        );
+        Err(match self.opened_datastore(&store) {
+            Err(e) => Error {
+                what: format!("{what}: {}", e.what),
+                ..e
+            },
+            Ok(_) => Error::unavailable(
+                what,
                 "see whether the datastore's directory is there and mounted",
-            )),
-        }
+            ),
+        })
+    }
+
+    /// Opens a datastore that the pool names, if this host's administrator has confirmed it.
+    fn open_known(self: &Arc<Daemon>, record: &DatastoreRecord) -> Result<Opened> {
+        lock(&self.pool).check_confirmed(Some(Claim::of_datastore(record)))?;
+        self.open_datastore(record)
     }
 
     fn open_datastore(self: &Arc<Daemon>, record: &DatastoreRecord) -> Result<Opened> {
@@ -737,7 +755,7 @@ impl Daemon {
                 self.stores.tidy();
                 let opened = match before {
                     Some(opened) => Ok(opened),
-                    None => self.open_datastore(&record),
+                    None => self.open_known(&record),
                 };
                 let served = match &opened {
                     Ok(opened) => self.serve_datastore(&record, opened),

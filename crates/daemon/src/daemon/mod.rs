@@ -14,6 +14,8 @@ mod apart;
 mod areas;
 mod attach;
 mod chains;
+#[cfg(test)]
+mod claims_tests;
 mod control;
 mod course;
 mod curves;
@@ -501,6 +503,7 @@ impl Daemon {
             .handed_over
             .store(options.handed_over, Ordering::Relaxed);
         daemon.attach_all();
+        daemon.log_unconfirmed();
         daemon.handed_over.store(false, Ordering::Relaxed);
         let pins = daemon.start_pins().map_err(no_thread)?;
         *lock(&daemon.pins) = Some(pins);
@@ -557,6 +560,19 @@ impl Daemon {
             }
         });
         self.tell_found_flash();
+    }
+
+    /// Says how to confirm what the pool names outside it.
+    fn log_unconfirmed(&self) {
+        let pool = lock(&self.pool).info();
+        let open = pool.claims.iter().filter(|claim| !claim.confirmed).count();
+        if open > 0 {
+            tracing::error!(
+                pool = %pool.uuid,
+                "{open} disks and datastores are not used: the pool names origins, directories, addresses or clients for them that are not confirmed on this host, or the state directory {} was lost; see them with `hearth pool show`, and confirm all with `hearth pool import --accept`",
+                self.state_dir.display()
+            );
+        }
     }
 
     /// Seconds since the start.

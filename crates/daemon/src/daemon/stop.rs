@@ -218,7 +218,10 @@ impl Daemon {
         };
         let claims = self.close_origins();
         if reason == StopReason::Export && outcome.is_ok() {
-            let records: Vec<_> = lock(&self.pool).registry().plain_disks().cloned().collect();
+            let pool = lock(&self.pool);
+            let records = pool.registry().plain_disks();
+            let records: Vec<_> = records.filter(|r| pool.is_confirmed(r)).cloned().collect();
+            drop(pool);
             Notify::from_env().stop_goes_on();
             self.owners.give_up_all(&records, claims);
             if let Some(beside) = lock(&self.pool).beside() {

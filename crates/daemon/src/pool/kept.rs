@@ -9,6 +9,7 @@ use hearth_io::{BlockFile, Device, OpenMode};
 
 use super::{FlashDevices, Pool, devices, format_error, layout, opening};
 use crate::beside::Beside;
+use crate::claims::Confirmed;
 use crate::error::{Error, Result};
 use crate::named::Named;
 
@@ -74,7 +75,14 @@ impl Pool {
     pub(crate) fn remember(&mut self, state_dir: &Path) -> Result<()> {
         let superblock = &self.superblock;
         let (pool, device) = (superblock.pool, superblock.device);
+        let confirmed = Confirmed::open(state_dir, &pool);
+        let confirmed = confirmed.inspect_err(|e| tracing::warn!("{e}"));
+        self.confirmed = confirmed.ok();
         let Some(beside) = Beside::of(state_dir, &pool)? else {
+            if self.confirmed.is_none() {
+                // The next start would take all that a foreign pool names for confirmed by an earlier version.
+                return Ok(());
+            }
             let mut notes = PoolNotes::new(pool, device, superblock.created_unix_s);
             // As long as nobody has looked, it may be so of any disk.
             notes.dirty = self.registry.disks.iter().map(|disk| disk.id).collect();
@@ -259,7 +267,8 @@ impl Pool {
         let Some(beside) = Beside::whose_flash_was_at(state_dir, flash)? else {
             return Ok(None);
         };
-        let pool = Pool::of_notes(Arc::new(beside), flash, &why)?;
+        let mut pool = Pool::of_notes(Arc::new(beside), flash, &why)?;
+        pool.confirmed = Some(Confirmed::open(state_dir, &pool.superblock.pool)?);
         Ok(Some((pool, why)))
     }
 
@@ -278,7 +287,9 @@ impl Pool {
     /// The same as [`without_flash`](Self::without_flash) of a pool whose log cannot be read.
     pub(crate) fn go_without_log(&mut self, why: &str) -> Result<()> {
         if let Some(beside) = self.beside.clone() {
+            let confirmed = self.confirmed.take();
             *self = Pool::of_notes(beside, self.path(), why)?;
+            self.confirmed = confirmed;
         }
         Ok(())
     }

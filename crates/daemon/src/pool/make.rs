@@ -116,7 +116,8 @@ pub fn adopt_flash(
         registry,
         older: notes.device_created,
     };
-    let made = create_as(path, &options, legacy, progress)?;
+    let mut made = create_as(path, &options, legacy, progress)?;
+    made.look_for_claims(state_dir)?;
     let mut lost = Vec::new();
     let noted = beside.note(|notes| {
         made.take_over(notes);

@@ -269,7 +269,7 @@ fn several_devices_are_one_pool_in_any_order() {
         assert_eq!(pool.registry().disks.len(), 1);
         pool.stamp().unwrap();
     }
-    let shown = show(&paths).unwrap();
+    let shown = show(&paths, Path::new("/nonexistent")).unwrap();
     assert!(shown.devices.iter().all(|d| d.cached == Some(0)));
 }
 
@@ -282,7 +282,7 @@ fn what_is_not_all_of_a_pool_is_refused_with_what_it_lacks() {
         Pool::open_all(&given).map(drop).unwrap_err().what
     };
     assert!(refused(&[]).contains("no flash device"));
-    let uuids: Vec<String> = show(&paths)
+    let uuids: Vec<String> = show(&paths, Path::new("/nonexistent"))
         .unwrap()
         .devices
         .into_iter()

@@ -1,6 +1,6 @@
 //! A pool as it is reported.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hearth_format::PoolState;
 use hearth_io::{BLOCK, OpenMode};
@@ -58,6 +58,8 @@ impl Pool {
             recovery: None,
             io: None,
             threads: None,
+            claims: (self.confirmed.as_ref())
+                .map_or_else(Vec::new, |confirmed| confirmed.report(&self.registry)),
             disks: Vec::new(),
         }
     }
@@ -69,7 +71,9 @@ impl Pool {
             origin: disk.origin.clone(),
             size: disk.size,
             mode: mode_of(disk.mode),
-            origin_found: crate::origin::is_found(&disk.origin, disk.size),
+            // Looking can mean to connect to a server.
+            origin_found: self.is_confirmed(disk)
+                && crate::origin::is_found(&disk.origin, disk.size),
             cached: None,
             dirty: None,
         });
@@ -102,21 +106,29 @@ impl Pool {
     }
 }
 
-/// A pool on `path` with what is cached and dirty, or, if somebody is using it, without.
-pub fn show(paths: &[PathBuf]) -> Result<PoolInfo> {
+/// A pool on `path` with what is cached and dirty, or, if somebody is using it, without. `state_dir` has the claims that are
+/// confirmed.
+pub fn show(paths: &[PathBuf], state_dir: &Path) -> Result<PoolInfo> {
     let mode = OpenMode {
         read_only: true,
         unlocked: false,
     };
     match Pool::load(paths, mode) {
-        Ok(pool) => Ok(pool.info_with_contents()),
-        Err(e) if e.kind == Kind::Conflict => Ok(PoolInfo {
-            unknown: Some(
-                "the pool is in use; its daemon tells it, with `hearth pool show` without --flash"
-                    .to_owned(),
-            ),
-            ..Pool::look_at(paths)?.info_with_origins()
-        }),
+        Ok(mut pool) => {
+            pool.look_for_claims(state_dir)?;
+            Ok(pool.info_with_contents())
+        }
+        Err(e) if e.kind == Kind::Conflict => {
+            let mut pool = Pool::look_at(paths)?;
+            pool.look_for_claims(state_dir)?;
+            Ok(PoolInfo {
+                unknown: Some(
+                    "the pool is in use; its daemon tells it, with `hearth pool show` without --flash"
+                        .to_owned(),
+                ),
+                ..pool.info_with_origins()
+            })
+        }
         Err(e) => Err(e),
     }
 }

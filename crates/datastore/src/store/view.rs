@@ -10,7 +10,8 @@ use hearth_nfs::access::Who;
 use hearth_nfs::handle::Key;
 use hearth_nfs::local::may_use_data;
 use hearth_nfs::tree::{
-    AtHand, Changed, Data, Done, Entry, Found, Outcome, Place, Read, Room, Tree, Write, Written,
+    AtHand, Changed, Data, Done, Entry, Found, Memory, Outcome, Place, Read, Room, Tree, Write,
+    Written,
 };
 use hearth_nfs::v3::{
     Attributes, Create, How, Kind, SetAttributes, SetTime, Stability, Status, Time, Wcc,
@@ -64,6 +65,12 @@ impl Drop for Piece {
         if let Some(buf) = self.buf.take() {
             self.shelf.put(buf.into_buf());
         }
+    }
+}
+
+impl Memory for Piece {
+    fn allocated(&self) -> usize {
+        self.buf.as_ref().map_or(0, BufSlice::allocated)
     }
 }
 

@@ -16,6 +16,7 @@ use hearth_io::{BLOCK, IoError, OpKind};
 use hearth_policy::{Config, Gate, Policy};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// A disk's state for the control plane.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -299,6 +300,25 @@ impl Engine {
             (!there).then_some(())
         })?;
         Ok((at, len))
+    }
+
+    /// The parts of a byte range of which flash has data that the origin lacks, as offset and length. At most `max`: where it is
+    /// as many, the rest is told by a later call.
+    pub fn dirty_data(&self, id: DiskId, range: Range<u64>, max: usize) -> Vec<(u64, u64)> {
+        let core = self.core();
+        let Some(d) = core.disk(id) else {
+            return Vec::new();
+        };
+        let (mut at, last) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
+        let mut parts = Vec::new();
+        while parts.len() < max
+            && let Some(start) = d.dirty.first_in(at, last)
+        {
+            at = start + d.dirty.run_len(start, last - start);
+            let from = (start * BLOCK).max(range.start);
+            parts.push((from, (at * BLOCK).min(range.end) - from));
+        }
+        parts
     }
 
     /// What the cache knows of a byte range: consecutive extents covering it.

@@ -95,9 +95,13 @@ impl Destage {
         self.push(Written::Zero { block, count }, now);
     }
 
-    /// Does a flush that has ended say nothing of a block that was told to be zeros?
-    pub fn is_void(&self, block: u64) -> bool {
-        self.zero_void.contains(block) || self.zero_anew.contains(block)
+    /// Takes out of a set those zeros in a range of which a flush that has ended says nothing.
+    pub fn take_void(&self, zeros: &mut RunSet, start: u64, end: u64) {
+        for void in [&self.zero_void, &self.zero_anew] {
+            for (block, count) in void.runs_within(start, end) {
+                zeros.remove_range(block, block + count);
+            }
+        }
     }
 
     /// The origin (or flash) failed: nothing is tried for some time.

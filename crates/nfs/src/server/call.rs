@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use hearth_io::BLOCK;
+
 use super::flight::Flight;
 use super::link::Answer;
 use super::service::Export;
@@ -26,10 +28,12 @@ pub(super) struct Whole {
     pub procedure: Procedure,
 }
 
-/// Bytes that an answer may have, beyond what all have.
+/// Memory that a call and its answer may take, beyond the call's message.
 pub(super) fn expected(args: &Args<'_>) -> usize {
-    match args {
-        Args::Read { count, .. } => (*count).min(TRANSFER_MAX) as usize,
+    let own = size_of::<Flight>() + size_of::<Whole>();
+    own + match args {
+        // It lies in whole blocks.
+        Args::Read { count, .. } => (*count).min(TRANSFER_MAX) as usize + 2 * BLOCK as usize,
         Args::ReadDir { bytes, .. } | Args::ReadDirPlus { bytes, .. } => {
             (*bytes).min(LISTING_MAX) as usize
         }

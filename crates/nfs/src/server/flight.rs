@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use super::link::{Answer, Link};
+use super::link::{Answer, Charge, Link};
 use super::pool::Pool;
 use super::replies::{Replies, Slip};
 use crate::handle::Key;
@@ -80,7 +80,7 @@ struct State {
     /// Who is told to ask again as soon as that is noted; `None` while nothing is being noted.
     told: Option<Telling>,
     /// What it holds of its client's share; given back with the answer.
-    charge: Option<super::link::Charge>,
+    charge: Option<Charge>,
     /// It was begun and not finished in time.
     stuck: bool,
     /// It is begun, and a second time would have another outcome.
@@ -145,7 +145,7 @@ impl Flight {
         about: About,
         job: Job,
         link: Arc<Link>,
-        charge: super::link::Charge,
+        charge: Charge,
         pool: Arc<Pool>,
         replies: Arc<Replies>,
     ) -> Arc<Flight> {
@@ -241,6 +241,8 @@ impl Flight {
         }
         state.stage = stage;
         state.stuck = true;
+        // What it holds it holds until it ends.
+        state.charge = charge.map(Charge::into_late);
         self.pool.stuck(&self.about);
         let noted = state.noted.clone();
         if let Some(slip) = &self.about.slip {
@@ -248,7 +250,6 @@ impl Flight {
         }
         let Some(noted) = noted else {
             drop(state);
-            drop(charge);
             return send(&links, self.later());
         };
         // Who asks meanwhile is told no sooner.
@@ -257,7 +258,6 @@ impl Flight {
             others: Vec::new(),
         });
         drop(state);
-        drop(charge);
         // The disk it is written to may be the one that hangs.
         let flight = Arc::clone(self);
         aside(move || {
@@ -299,7 +299,7 @@ impl Flight {
                 link.send(later);
             }
             Some(told) if told.others.len() < OTHERS_MAX => {
-                told.others.push((Arc::clone(link), later));
+                told.others.push((Arc::clone(link), link.charge(later)));
             }
             Some(_) => {}
         }
@@ -318,20 +318,22 @@ impl Flight {
 mod tests {
     use std::io::Read as _;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::Ordering;
 
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
     use crate::identity::Identity;
-    use crate::server::link::{Bell, Charge};
+    use crate::server::link::{Bell, Budget};
 
     /// A connection, and the client's end of it.
-    fn connected() -> (Arc<Link>, TcpStream) {
+    fn connected(budget: &Arc<Budget>) -> (Arc<Link>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
         let (server, _) = listener.accept().expect("accepted");
         let bell = Bell::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
-        let link = Link::new(7, &Arc::new(server), &Arc::new(bell), &Arc::default());
+        let budgets = [budget, &Arc::default()];
+        let link = Link::new(7, &Arc::new(server), &Arc::new(bell), budgets);
         (Arc::new(link), client)
     }
 
@@ -356,14 +358,15 @@ mod tests {
             spot: Key::new(&[1]).expect("a key"),
             slip: None,
         };
-        let (first, mut old) = connected();
-        let (second, mut new) = connected();
+        let own = Arc::<Budget>::default();
+        let (first, mut old) = connected(&own);
+        let (second, mut new) = connected(&own);
         let pool = Pool::start(2).expect("workers");
         let flight = Flight::new(
             about,
             Box::new(|_, _| ()),
-            first,
-            Charge::new(1, [&Arc::default(), &Arc::default()]),
+            Arc::clone(&first),
+            first.call(1),
             Arc::clone(&pool),
             Arc::default(),
         );
@@ -393,6 +396,10 @@ mod tests {
         assert!(matches!(flight.also(&second), Also::Hangs));
         let mut bytes = std::fs::read(dir.path().join("calls")).expect("read");
         assert_eq!(bytes.split_off(64)[0], 3, "it is noted");
+        let late = || own.late.load(Ordering::Relaxed);
+        assert_eq!((own.memory(), late()), (0, 1), "it goes on");
+        flight.finish(flight.later());
+        assert_eq!(late(), 0);
         pool.stop();
     }
 }

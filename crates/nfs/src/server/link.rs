@@ -17,6 +17,10 @@ use crate::xdr::{Writer, padding};
 
 /// Answers that are sent with one system call.
 const GATHER: usize = 16;
+/// Memory of one client's calls that go on although it was told to ask again. It is told so at once of further reads and writes.
+const CLIENT_LATE_MAX: usize = 256 << 20;
+/// The same of all clients.
+const ALL_LATE_MAX: usize = 512 << 20;
 /// Who has an answer sends it himself if the client has fewer further calls than that under way,
 const ALONE_CALLS: usize = 4;
 /// and if the answer is no longer than that: sending copies it.
@@ -27,6 +31,8 @@ pub(super) struct Answer {
     mark: [u8; 4],
     head: Vec<u8>,
     data: Option<Data>,
+    /// Until it is sent or dropped.
+    charge: Option<Charge>,
 }
 
 impl From<Writer> for Answer {
@@ -41,6 +47,7 @@ impl From<Vec<u8>> for Answer {
             mark: mark(head.len()),
             head,
             data: None,
+            charge: None,
         }
     }
 }
@@ -52,6 +59,7 @@ impl Answer {
             mark: mark(w.len() + len + padding(len)),
             head: w.into_vec(),
             data: Some(data),
+            charge: None,
         }
     }
 
@@ -67,6 +75,12 @@ impl Answer {
 
     fn len(&self) -> usize {
         self.pieces().iter().map(|p| p.len()).sum()
+    }
+
+    /// Memory it takes while it waits.
+    fn allocated(&self) -> usize {
+        let data = self.data.as_ref().map_or(0, |data| data.allocated());
+        size_of::<Answer>() + self.head.capacity() + data
     }
 }
 
@@ -119,25 +133,55 @@ impl Bell {
 /// What a client, or all of them, hold.
 #[derive(Default)]
 pub(super) struct Budget {
+    /// Memory of calls under way and of answers that wait to be sent.
     pub bytes: AtomicUsize,
+    /// Memory of messages that arrive, or wait to be taken.
+    pub arriving: AtomicUsize,
+    /// Memory of calls that go on although their client was told to ask again.
+    pub late: AtomicUsize,
     pub calls: AtomicUsize,
 }
 
-/// A call's part of a budget, until it is answered.
+impl Budget {
+    /// All memory but that of late calls, of whose end the thread that moves bytes is not told.
+    pub fn memory(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed) + self.arriving.load(Ordering::Relaxed)
+    }
+}
+
+/// The part of the budgets of a connection, of its client and of all that a call has until it is answered, or an answer until
+/// it is sent.
 pub(super) struct Charge {
     bytes: usize,
-    budgets: [Arc<Budget>; 2],
+    calls: usize,
+    late: usize,
+    budgets: [Arc<Budget>; 3],
 }
 
 impl Charge {
-    pub fn new(bytes: usize, budgets: [&Arc<Budget>; 2]) -> Charge {
+    fn new(bytes: usize, calls: usize, budgets: &[Arc<Budget>; 3]) -> Charge {
         for budget in budgets {
             budget.bytes.fetch_add(bytes, Ordering::SeqCst);
-            budget.calls.fetch_add(1, Ordering::SeqCst);
+            budget.calls.fetch_add(calls, Ordering::SeqCst);
         }
         Charge {
             bytes,
-            budgets: budgets.map(Arc::clone),
+            calls,
+            late: 0,
+            budgets: budgets.clone(),
+        }
+    }
+
+    /// The call's client was told to ask again, and the call goes on: its client may bring others.
+    pub fn into_late(self) -> Charge {
+        for budget in &self.budgets {
+            budget.late.fetch_add(self.bytes, Ordering::SeqCst);
+        }
+        Charge {
+            bytes: 0,
+            calls: 0,
+            late: self.bytes,
+            budgets: self.budgets.clone(),
         }
     }
 }
@@ -147,8 +191,42 @@ impl Drop for Charge {
         // In one order with what is held back: who finds no room is told of this.
         for budget in &self.budgets {
             budget.bytes.fetch_sub(self.bytes, Ordering::SeqCst);
-            budget.calls.fetch_sub(1, Ordering::SeqCst);
+            budget.calls.fetch_sub(self.calls, Ordering::SeqCst);
+            budget.late.fetch_sub(self.late, Ordering::SeqCst);
         }
+    }
+}
+
+/// The memory that a connection's messages take before they are taken.
+pub(super) struct Arriving {
+    bytes: usize,
+    budgets: [Arc<Budget>; 2],
+}
+
+impl Arriving {
+    pub fn new(budgets: [&Arc<Budget>; 2]) -> Arriving {
+        Arriving {
+            bytes: 0,
+            budgets: budgets.map(Arc::clone),
+        }
+    }
+
+    /// So much it is now.
+    pub fn set(&mut self, bytes: usize) {
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        for budget in &self.budgets {
+            if bytes > before {
+                budget.arriving.fetch_add(bytes - before, Ordering::SeqCst);
+            } else {
+                budget.arriving.fetch_sub(before - bytes, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 
@@ -156,7 +234,7 @@ struct Unsent {
     /// `None` once the connection is closed.
     stream: Option<Arc<TcpStream>>,
     answers: VecDeque<Answer>,
-    /// Of all answers, those that are being sent among them.
+    /// Memory of all answers, those that are being sent among them.
     bytes: usize,
     /// How much of the first has gone out.
     sent: usize,
@@ -179,8 +257,8 @@ pub(super) struct Link {
     token: u64,
     unsent: Mutex<Unsent>,
     bell: Arc<Bell>,
-    /// The client's.
-    budget: Arc<Budget>,
+    /// Its own, the client's, and that of all.
+    budgets: [Arc<Budget>; 3],
 }
 
 impl Link {
@@ -188,7 +266,7 @@ impl Link {
         token: u64,
         stream: &Arc<TcpStream>,
         bell: &Arc<Bell>,
-        budget: &Arc<Budget>,
+        [client, all]: [&Arc<Budget>; 2],
     ) -> Link {
         Link {
             token,
@@ -200,7 +278,7 @@ impl Link {
                 busy: false,
             }),
             bell: Arc::clone(bell),
-            budget: Arc::clone(budget),
+            budgets: [Arc::default(), Arc::clone(client), Arc::clone(all)],
         }
     }
 
@@ -208,25 +286,52 @@ impl Link {
         self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that wait to be sent.
+    /// Memory of the answers that wait to be sent.
     pub fn unsent(&self) -> usize {
         self.lock().bytes
     }
 
+    /// True if calls that go on although their client was told to ask again take all that they may.
+    pub fn is_overdue(&self) -> bool {
+        let [_, client, all] = &self.budgets;
+        client.late.load(Ordering::SeqCst) >= CLIENT_LATE_MAX
+            || all.late.load(Ordering::SeqCst) >= ALL_LATE_MAX
+    }
+
+    /// Charges the client with an answer until that is sent or dropped.
+    pub fn charge(&self, mut answer: Answer) -> Answer {
+        if answer.charge.is_none() {
+            answer.charge = Some(Charge::new(answer.allocated(), 0, &self.budgets));
+        }
+        answer
+    }
+
+    /// Charges the client with a call until that is answered.
+    pub fn call(&self, bytes: usize) -> Charge {
+        Charge::new(bytes, 1, &self.budgets)
+    }
+
+    /// No call of it is under way, and no answer waits.
+    pub fn is_idle(&self) -> bool {
+        let [own, ..] = &self.budgets;
+        own.bytes.load(Ordering::SeqCst) == 0
+    }
+
     /// Sends an answer, unless the connection is gone.
     pub fn send(&self, answer: Answer) {
+        let answer = self.charge(answer);
         let len = answer.len();
         let mut unsent = self.lock();
         if unsent.stream.is_none() {
             return;
         }
-        unsent.bytes += len;
+        unsent.bytes += answer.allocated();
         unsent.answers.push_back(answer);
         let first = unsent.answers.len() == 1;
         let idle = first && !unsent.busy;
         drop(unsent);
-        let alone =
-            idle && len <= ALONE_BYTES && self.budget.calls.load(Ordering::SeqCst) < ALONE_CALLS;
+        let [_, client, _] = &self.budgets;
+        let alone = idle && len <= ALONE_BYTES && client.calls.load(Ordering::SeqCst) < ALONE_CALLS;
         if alone && matches!(self.send_some(), Ok(Out::All)) {
             // Room may have been made for others: the calls of one client share it.
             if self.bell.held_back.load(Ordering::SeqCst) {
@@ -279,7 +384,7 @@ impl Link {
                 break;
             }
             sent -= whole;
-            gone += whole;
+            gone += first.allocated();
             // Outside the lock: it gives memory back.
             taken.pop_front();
         }
@@ -333,7 +438,7 @@ mod tests {
 
     fn link(stream: &Arc<TcpStream>, budget: &Arc<Budget>) -> Link {
         let bell = Bell::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
-        Link::new(7, stream, &Arc::new(bell), budget)
+        Link::new(7, stream, &Arc::new(bell), [budget, &Arc::default()])
     }
 
     #[test]
@@ -351,15 +456,12 @@ mod tests {
         link.send(Answer::from(vec![0; 4]));
         assert!(link.bell.rung.load(Ordering::Relaxed) && link.bell.heard().is_empty());
 
-        let all = Arc::default();
-        let charges: Vec<_> = (0..ALONE_CALLS)
-            .map(|_| Charge::new(1, [&budget, &all]))
-            .collect();
+        let charges: Vec<_> = (0..ALONE_CALLS).map(|_| link.call(1)).collect();
         for n in 0..3 {
             link.send(Answer::from(vec![n; 4]));
         }
         assert_eq!(link.bell.heard(), [7]);
-        assert_eq!(link.unsent(), 24);
+        assert!(link.unsent() >= 3 * size_of::<Answer>());
         assert!(matches!(link.send_some(), Ok(Out::All)));
         assert_eq!(link.unsent(), 0);
         drop(charges);
@@ -405,6 +507,24 @@ mod tests {
         assert!(got[8 + (5 << 20)..8 + (10 << 20)].iter().all(|b| *b == 2));
         assert_eq!(got[8 + (10 << 20)..], [0x80, 0, 0, 4, 3, 3, 3, 3]);
         assert_eq!(link.unsent(), 0);
+    }
+
+    #[test]
+    fn late_call_stays_charged_until_it_ends() {
+        let (server, _client) = pair();
+        let budget = Arc::<Budget>::default();
+        let link = link(&server, &budget);
+        let charge = link.call(CLIENT_LATE_MAX);
+        assert!(!link.is_overdue());
+        let late = charge.into_late();
+        assert_eq!(budget.calls.load(Ordering::Relaxed) + budget.memory(), 0);
+        assert!(link.is_overdue());
+        drop(late);
+        assert!(!link.is_overdue());
+        let budgets = [&Arc::default(), &link.budgets[2]];
+        let other = Link::new(8, &server, &link.bell, budgets);
+        let _late = other.call(ALL_LATE_MAX).into_late();
+        assert!(link.is_overdue());
     }
 
     #[test]

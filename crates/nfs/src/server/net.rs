@@ -13,7 +13,7 @@ use hearth_io::Shelf;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::flight::Flight;
-use super::link::{Bell, Budget, Charge, Link, Out};
+use super::link::{Arriving, Bell, Budget, Link, Out};
 use super::pool::Pool;
 use super::service::{Export, Served, Service, Taken};
 use crate::access::{Access, Peer};
@@ -25,16 +25,19 @@ use crate::{mount, v3};
 const CONNECTIONS_MAX: usize = 512;
 /// Connections of one client: hypervisors open a few for each datastore.
 const CLIENT_CONNECTIONS_MAX: usize = 64;
-/// Calls of one client under way, and their bytes with those of their answers. A client that sends
-/// more is read from again when some are answered.
+/// Calls of one client under way, and the memory of those and of answers that it has not taken. A client that sends
+/// more is read from again when some are answered and taken. A connection for which nothing is held is always read from, so that
+/// one whose answers nobody takes holds up no other.
 const CLIENT_CALLS_MAX: usize = 1024;
 const CLIENT_BYTES_MAX: usize = 64 << 20;
-/// The same for all clients. One that has nothing under way is always read from.
+/// The same for all clients, with messages that are not whole yet (up to 64 of a client, each of a mebibyte).
 const ALL_BYTES_MAX: usize = 512 << 20;
-/// Answers a connection does not take: then nothing more is read from it.
+/// Memory of answers a connection does not take: then nothing more is read from it.
 const UNSENT_MAX: usize = 8 << 20;
 /// Read at once, beside what goes to where it is to lie.
 const SCRATCH: usize = 64 << 10;
+/// Calls that are answered and watched still, besides as many as are under way.
+const WATCHED_SPARE: usize = 4096;
 /// How often memory for long messages is let go that was not used since.
 const AGING: Duration = Duration::from_secs(5);
 /// Datagrams answered in a row, and their length; questions to a portmapper have 56 bytes and a credential.
@@ -82,6 +85,7 @@ struct Connection {
     client: Peer,
     budget: Arc<Budget>,
     assembler: Assembler,
+    arriving: Arriving,
     link: Arc<Link>,
     /// What the kernel was asked to tell.
     interest: epoll::EventFlags,
@@ -482,7 +486,9 @@ impl Net {
         self.next += 1;
         let stream = Arc::new(stream);
         let budget = Arc::clone(self.budgets.entry(client.address()).or_default());
-        let link = Arc::new(Link::new(token, &stream, &self.bell, &budget));
+        let budgets = [&budget, &self.all];
+        let arriving = Arriving::new(budgets);
+        let link = Arc::new(Link::new(token, &stream, &self.bell, budgets));
         let interest = epoll::EventFlags::IN;
         epoll::add(
             &self.epoll,
@@ -495,6 +501,7 @@ impl Net {
             client,
             budget,
             assembler: Assembler::with(&self.shelf),
+            arriving,
             link,
             interest,
         };
@@ -529,10 +536,10 @@ impl Net {
     fn has_room(&self, connection: &Connection) -> bool {
         let (own, all) = (&connection.budget, &self.all);
         own.calls.load(Ordering::Relaxed) < CLIENT_CALLS_MAX
-            && own.bytes.load(Ordering::Relaxed) < CLIENT_BYTES_MAX
             && connection.link.unsent() < UNSENT_MAX
-            && (all.bytes.load(Ordering::Relaxed) < ALL_BYTES_MAX
-                || own.calls.load(Ordering::Relaxed) == 0)
+            && (connection.link.is_idle()
+                || own.bytes.load(Ordering::Relaxed) < CLIENT_BYTES_MAX
+                    && all.memory() < ALL_BYTES_MAX)
     }
 
     fn receive(&mut self, token: u64) {
@@ -565,6 +572,13 @@ impl Net {
     /// Takes the messages that have arrived, as long as there is room for what they ask; the rest
     /// waits, and nothing more is read. A few bytes may ask for many.
     fn take_messages(&mut self, token: u64) {
+        self.take_some(token);
+        if let Some(connection) = self.connections.get_mut(&token) {
+            connection.arriving.set(connection.assembler.held());
+        }
+    }
+
+    fn take_some(&mut self, token: u64) {
         while let Some(connection) = self.connections.get(&token) {
             if !self.has_room(connection) {
                 self.held_back.push(token);
@@ -578,15 +592,14 @@ impl Net {
             let Some(message) = connection.assembler.next_message() else {
                 return self.listen(token, true);
             };
-            let charge = |bytes| Charge::new(bytes, [&connection.budget, &self.all]);
             match self
                 .service
-                .take(&connection.link, connection.client, message, charge)
+                .take(&connection.link, connection.client, message)
             {
                 Taken::Answered(None) => {}
                 Taken::Answered(Some(flight)) => {
                     let until = Instant::now() + self.patience;
-                    self.watched.push_back((until, Arc::downgrade(&flight)));
+                    self.watch(until, &flight);
                 }
                 Taken::Nonsense => {
                     let client = connection.client.address();
@@ -595,6 +608,15 @@ impl Net {
                 }
             }
         }
+    }
+
+    /// Watches a call until it is answered or `until` is over. One that is answered keeps its memory while it is watched.
+    fn watch(&mut self, until: Instant, flight: &Arc<Flight>) {
+        let under_way = self.all.calls.load(Ordering::Relaxed);
+        if self.watched.len() > WATCHED_SPARE + 2 * under_way {
+            self.watched.retain(|(_, flight)| flight.strong_count() > 0);
+        }
+        self.watched.push_back((until, Arc::downgrade(flight)));
     }
 
     /// Goes on with connections for which there is room again.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::call;
 use super::flight::{About, Also, Flight, Job, aside};
-use super::link::{Answer, Charge, Link};
+use super::link::{Answer, Link};
 use super::pool::Pool;
 use super::replies::{Known, Replies};
 use super::writers::Writers;
@@ -217,13 +217,7 @@ impl Service {
     }
 
     /// Takes a message that a client sent.
-    pub fn take(
-        &self,
-        link: &Arc<Link>,
-        peer: Peer,
-        message: Message,
-        charge: impl FnOnce(usize) -> Charge,
-    ) -> Taken {
+    pub fn take(&self, link: &Arc<Link>, peer: Peer, message: Message) -> Taken {
         let mut r = Reader::new(&message);
         let now = |answer: Writer| {
             link.send(Answer::from(answer));
@@ -237,7 +231,7 @@ impl Service {
         };
         match call.program {
             v3::PROGRAM => {}
-            mount::PROGRAM => return self.mount(link, peer, &call, &mut r, charge),
+            mount::PROGRAM => return self.mount(link, peer, &call, &mut r),
             portmap::PROGRAM => return now(portmap::answer(&call, &mut r, &self.mappings())),
             _ => return now(rpc::no_program(call.xid)),
         }
@@ -264,10 +258,13 @@ impl Service {
             Err(status) => return no(status),
         };
         let client = peer.address();
+        if matches!(args, Args::Read { .. } | Args::Write { .. }) && link.is_overdue() {
+            return no(Status::JukeBox);
+        }
         if matches!(args, Args::Write { .. }) {
             served.note_writer(&spot, client, rpc::machine(&message));
         }
-        let cost = message.len() + call::expected(&args);
+        let cost = message.allocated() + call::expected(&args);
         let at_hand = at_hand(&args);
         let slip = procedure
             .changes()
@@ -296,7 +293,7 @@ impl Service {
                 about,
                 job,
                 Arc::clone(link),
-                charge(cost),
+                link.call(cost),
                 Arc::clone(&served.pool),
                 Arc::clone(&self.replies),
             )
@@ -385,14 +382,7 @@ impl Service {
         Ok((served, rights, key))
     }
 
-    fn mount(
-        &self,
-        link: &Arc<Link>,
-        client: Peer,
-        call: &Call,
-        args: &mut Reader<'_>,
-        charge: impl FnOnce(usize) -> Charge,
-    ) -> Taken {
+    fn mount(&self, link: &Arc<Link>, client: Peer, call: &Call, args: &mut Reader<'_>) -> Taken {
         let now = |answer: Writer| {
             link.send(Answer::from(answer));
             Taken::Answered(None)
@@ -438,7 +428,7 @@ impl Service {
             about,
             job,
             Arc::clone(link),
-            charge(1024),
+            link.call(1024),
             Arc::clone(&served.pool),
             Arc::clone(&self.replies),
         );

@@ -14,7 +14,7 @@ use hearth_nfs::access::{Access, NOBODY, Network, Rights, Who};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
 use hearth_nfs::ledger::Ledger;
-use hearth_nfs::record::MESSAGE_MAX;
+use hearth_nfs::record::{MESSAGE_MAX, mark};
 use hearth_nfs::rpc::{self, Call, Credential};
 use hearth_nfs::server::{Config, Export, HUNG_READS_MAX, Server};
 use hearth_nfs::tree::Tree;
@@ -22,6 +22,7 @@ use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Status};
 use hearth_nfs::xdr::Writer;
 use hearth_nfs::{mount, portmap, v3};
 use puppet::{Puppet, handle, key};
+use rustix::event::{PollFd, PollFlags};
 use rustix::net;
 
 const STORE: u64 = 0x5157;
@@ -1010,4 +1011,74 @@ fn a_withdrawn_export_is_stale() -> Result<()> {
     stage.server.withdraw(STORE);
     client.call(&read(&handle("file")))?.is(Status::Stale)?;
     Ok(())
+}
+
+/// Memory of this process.
+fn resident() -> Result<usize> {
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = statm.split(' ').nth(1).context("two numbers")?;
+    Ok(pages.parse::<usize>()? * 4096)
+}
+
+/// Calls that are answered at once, by a client that reads none of the answers: 28 bytes of an answer take ten times as many.
+#[test]
+fn client_that_reads_nothing_holds_bounded_memory() -> Result<()> {
+    const CONNECTIONS: usize = 6;
+    // What one client may hold, and what the server, its clients here and the allocator take besides.
+    const MOST: usize = (64 << 20) + (48 << 20);
+    let all = Access::nobody().allow("127.0.0.0/8".parse()?, ALL);
+    let stage = Stage::with(LONG, all)?;
+    let at = stage.server.addresses()[0];
+    let null = Call {
+        xid: 1,
+        program: v3::PROGRAM,
+        version: v3::VERSION,
+        procedure: 0,
+        credential: Credential::None,
+    };
+    let mut w = Writer::new();
+    null.write(&mut w);
+    let message = w.into_vec();
+    let calls = [&mark(message.len())[..], &message].concat().repeat(1000);
+    let before = resident()?;
+    let greedy = (0..CONNECTIONS).map(|_| -> Result<_> {
+        let stream = std::net::TcpStream::connect(at)?;
+        stream.set_nonblocking(true)?;
+        Ok((stream, 0))
+    });
+    let mut greedy = greedy.collect::<Result<Vec<_>>>()?;
+    loop {
+        let polled = greedy.iter();
+        let mut polled: Vec<_> = polled
+            .map(|(stream, _)| PollFd::new(stream, PollFlags::OUT))
+            .collect();
+        // Far longer than the server takes to read what is there.
+        let second = rustix::event::Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        if rustix::event::poll(&mut polled, Some(&second))? == 0 {
+            break;
+        }
+        drop(polled);
+        for (stream, sent) in &mut greedy {
+            match stream.write(&calls[*sent % calls.len()..]) {
+                Ok(len) => *sent += len,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let held = resident()?.saturating_sub(before);
+        ensure!(held < MOST, "{} MiB are held", held >> 20);
+    }
+    // Others are answered, and it is itself when its connections are gone.
+    let honest = |from: &str| -> Result<()> {
+        let mut client = connect_from(from.parse()?, at)?;
+        let xid = client.send(&read(&handle("quick")))?;
+        client.results(xid)?.ok()?;
+        Ok(())
+    };
+    honest("127.0.0.2")?;
+    drop(greedy);
+    honest("127.0.0.1")
 }

@@ -541,6 +541,40 @@ fn listing_many_files_opens_none() -> Result<()> {
     Ok(())
 }
 
+/// Grown, written at one place and cut: what is made zeros is what was written, and not all that the file could have held.
+#[test]
+fn cut_of_a_sparse_file_follows_its_data() -> Result<()> {
+    const M: u64 = 1 << 20;
+    const T: u64 = 1 << 40;
+    let lab = Lab::new()?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let disk = create(&mut client, &dir, "a.img")?;
+    let places = [M, 3 * T, 3 * T + 8 * M, 7 * T];
+    set_size(&mut client, &disk, 8 * T)?.ok()?;
+    for (n, at) in (1..).zip(places) {
+        write(&mut client, &disk, at, &pattern(at, n, 4096))?;
+    }
+    // A part of it is in the file, and a part on flash only.
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    write(&mut client, &disk, 5 * T, &pattern(0, 9, 4096))?;
+    set_size(&mut client, &disk, 2 * M)?.ok()?;
+    let shown = lab.show()?;
+    ensure!(shown["dirty"].as_u64() < Some(1 << 30), "{shown}");
+    // What was cut off does not come back, and what was not is there.
+    set_size(&mut client, &disk, 8 * T)?.ok()?;
+    for at in [3 * T, 3 * T + 8 * M, 5 * T, 7 * T] {
+        ensure!(read(&mut client, &disk, at, 4096)? == [0; 4096], "{at}");
+    }
+    ensure!(read(&mut client, &disk, M, 4096)? == pattern(M, 1, 4096));
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let file = File::open(lab.vms.join("a.img"))?;
+    let mut found = [1; 4096];
+    file.read_exact_at(&mut found, 5 * T)?;
+    ensure!(found == [0; 4096]);
+    Ok(())
+}
+
 /// A clean stop and start keeps the cache, and an export of the pool leaves nothing on flash only, served or not.
 #[test]
 fn a_stop_keeps_the_cache_and_an_export_empties_it_into_the_files() -> Result<()> {
@@ -573,14 +607,16 @@ fn a_stop_keeps_the_cache_and_an_export_empties_it_into_the_files() -> Result<()
     let kept = lines(&state.join("datastores"))?;
     ensure!(kept.len() == 1);
     for state in [&elsewhere, &state] {
-        lab.hearth.ok(&[
-            "pool",
-            "export",
-            "--flash",
-            &flash,
-            "--state-dir",
-            path(state),
-        ])?;
+        let at = ["--flash", &flash, "--state-dir", path(state)];
+        let export = [&["pool", "export"], &at[..]].concat();
+        if state == &elsewhere {
+            // Whoever has not confirmed the directory has nothing written into it.
+            let refused = lab.hearth.refused(&export)?;
+            ensure!(refused.contains("pool import --accept"), "{refused}");
+            lab.hearth
+                .ok(&[&["pool", "import", "--accept"], &at[..]].concat())?;
+        }
+        lab.hearth.ok(&export)?;
     }
     ensure!(!elsewhere.join("datastores").exists());
     ensure!(lines(&state.join("datastores"))? == kept);

@@ -187,12 +187,25 @@ fn a_pool_is_moved_to_another_host() -> Result<()> {
     let mut new = Hearth::bare()?;
     std::fs::rename(old.flash(), new.flash())?;
     let flash = path(new.flash()).to_owned();
-    let said = new.ok(&["pool", "import", "--flash", &flash])?;
+    let state = new.dir().join("state");
+    let import = ["pool", "import", "--flash", &flash, "--state-dir"];
+    let said = new.ok(&[&import[..], &[path(&state)]].concat())?;
     ensure!(
         said.contains("ready") && said.contains(path(&origin)),
         "{said}"
     );
+    ensure!(said.contains("hearth pool import --accept"), "{said}");
+    // What the pool names here is not used until the administrator of this host confirms it.
+    let before = std::fs::read(&origin)?;
     new.start()?;
+    wait_state(&new, "d", "refused")?;
+    ensure!(new.log().contains("hearth pool import --accept"));
+    new.refused(&["disk", "set", "d", "--trust", "flash"])?;
+    new.stop()?;
+    ensure!(std::fs::read(&origin)? == before);
+    new.start()?;
+    wait_state(&new, "d", "refused")?;
+    new.ok(&["pool", "import", "--accept"])?;
     wait_state(&new, "d", "attached")?;
     let mut client = new.connect("d")?;
     ensure!(client.read(5 * 4096, 4096)? == [6; 4096]);
@@ -201,6 +214,56 @@ fn a_pool_is_moved_to_another_host() -> Result<()> {
     new.stop()?;
     let bytes = std::fs::read(&origin)?;
     ensure!(bytes[..4096] == [1; 4096] && bytes[5 * 4096..][..4096] == [6; 4096]);
+    Ok(())
+}
+
+/// The state directory is lost: one command confirms what the pool names, and nothing dirty is lost.
+#[test]
+fn lost_state_directory_is_replaced_by_one_command() -> Result<()> {
+    let (mut hearth, origin) = dirty(&[0, 5])?;
+    hearth.start()?;
+    let vms = hearth.dir().join("vms");
+    std::fs::create_dir(&vms)?;
+    let listen = ["--nfs", "--listen", "127.0.0.1:0"];
+    hearth.ok(&[&["datastore", "add", path(&vms)], &listen[..]].concat())?;
+    let known = hearth.ok(&["pool", "show"])?;
+    ensure!(
+        known.contains("datastore vms") && !known.contains("NO"),
+        "{known}"
+    );
+    let state = hearth.dir().join("state");
+    let flash = path(hearth.flash()).to_owned();
+    for with_daemon in [true, false] {
+        hearth.kill9()?;
+        std::fs::remove_dir_all(&state)?;
+        hearth.start()?;
+        wait_state(&hearth, "d", "refused")?;
+        let store = hearth.ok(&["datastore", "show", "vms", "--json"])?;
+        let store: Value = serde_json::from_str(&store)?;
+        ensure!(store["served"] == false, "{store}");
+        ensure!(store["remedy"].to_string().contains("pool import --accept"));
+        let shown = hearth.ok(&["pool", "show"])?;
+        ensure!(shown.matches("NO ").count() == 2, "{shown}");
+        if with_daemon {
+            hearth.ok(&["pool", "import", "--accept"])?;
+        } else {
+            hearth.stop()?;
+            let at = ["--flash", &flash, "--state-dir", path(&state)];
+            hearth.ok(&[&["pool", "import", "--accept"], &at[..]].concat())?;
+            let shown = hearth.ok(&[&["pool", "show"], &at[..]].concat())?;
+            ensure!(shown.contains("yes") && !shown.contains("NO "), "{shown}");
+            hearth.start()?;
+        }
+        wait_state(&hearth, "d", "attached")?;
+        let store = hearth.ok(&["datastore", "show", "vms", "--json"])?;
+        let store: Value = serde_json::from_str(&store)?;
+        ensure!(store["served"] == true, "{store}");
+        ensure!(hearth.connect("d")?.read(5 * 4096, 4096)? == [6; 4096]);
+    }
+    hearth.ok(&["disk", "flush", "d"])?;
+    let bytes = std::fs::read(&origin)?;
+    ensure!(bytes[..4096] == [1; 4096] && bytes[5 * 4096..][..4096] == [6; 4096]);
+    hearth.stop()?;
     Ok(())
 }
 

@@ -16,6 +16,7 @@ use hearth_origin::owner::{ClaimError, Take};
 use super::Opened;
 use super::verify::Check;
 use crate::api::types::Trust;
+use crate::claims::Claim;
 use crate::compare;
 use crate::daemon::admission;
 use crate::daemon::chains::check_chain_names;
@@ -74,6 +75,7 @@ impl Daemon {
         if record.fenced_at != 0 && trust.is_none() && take == Take::Free {
             return Err(self.fenced(record));
         }
+        lock(&self.pool).check_confirmed(Claim::of_disk(record))?;
         let spec: OriginSpec = origin::parse(&record.origin)?;
         self.check_place(record)?;
         let rules = self.backing_of(record);

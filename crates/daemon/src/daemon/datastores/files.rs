@@ -43,6 +43,26 @@ const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// Longest comparison of a file whose time of change alone is another.
 const STILL_FITS_TIME: Duration = Duration::from_secs(2);
 
+/// Parts of a file that are looked at at once.
+const PARTS_LOOK: usize = 1 << 16;
+/// Parts of a file that are no further apart become zeros together.
+const PARTS_GAP: u64 = 1 << 20;
+
+/// Parts (offset and length) in their order, those near to each other in one.
+fn joined(mut parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    parts.sort_unstable();
+    let mut all: Vec<(u64, u64)> = Vec::new();
+    for (from, len) in parts {
+        match all.last_mut() {
+            Some((begin, n)) if from <= *begin + *n + PARTS_GAP => {
+                *n = (*n).max(from + len - *begin);
+            }
+            _ => all.push((from, len)),
+        }
+    }
+    all
+}
+
 fn identity(look: Look) -> OriginIdentity {
     OriginIdentity {
         size: look.size,
@@ -697,16 +717,29 @@ impl Disks for Files {
         let Ok(daemon) = self.daemon() else {
             return false;
         };
-        if len == 0 {
-            return true;
-        }
-        let op = ReqOp::WriteZeroes {
-            fua: true,
+        let ask = |op, offset, len| {
+            let request = Request::new(0, disk, op, offset, len, None, hearth_io::now_ns());
+            let done = daemon.reactors.request_blocking(request);
+            done.is_ok_and(|completion| completion.result.is_ok())
+        };
+        let zero = ReqOp::WriteZeroes {
+            fua: false,
             punch: true,
         };
-        let request = Request::new(0, disk, op, offset, len, None, hearth_io::now_ns());
-        let done = daemon.reactors.request_blocking(request);
-        done.is_ok_and(|completion| completion.result.is_ok())
+        let origin = lock(&daemon.stores.numbers.open).get(&disk).cloned();
+        let parts = match origin.filter(|origin| !origin.is_scratch()) {
+            // What is not there of a scratch file is zeros without being told.
+            None => vec![(offset, len)],
+            // Elsewhere are zeros already, in the file and in whatever may still be read of it into the cache. Flash first: what is
+            // written back meanwhile is found in the file then.
+            Some(origin) => {
+                let mut parts = daemon.dirty_parts(disk, offset, offset + len);
+                parts.extend(origin.filled(offset, offset + len));
+                joined(parts)
+            }
+        };
+        let mut parts = parts.into_iter().filter(|(_, len)| *len > 0);
+        parts.all(|(offset, len)| ask(zero, offset, len)) && ask(ReqOp::Flush, 0, 0)
     }
 
     fn owed(&self, disk: DiskId) -> u64 {
@@ -821,6 +854,21 @@ impl Daemon {
             }
         }
         ranges
+    }
+
+    /// Parts of a file's disk that only flash has, as offset and length.
+    fn dirty_parts(&self, id: DiskId, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let (mut parts, mut at) = (Vec::new(), from);
+        loop {
+            let more = self.engine.dirty_data(id, at..to, PARTS_LOOK);
+            let last = more.last().copied();
+            let all = more.len() < PARTS_LOOK;
+            parts.extend(more);
+            match last {
+                Some((offset, len)) if !all => at = offset + len,
+                _ => return parts,
+            }
+        }
     }
 
     /// Notes durably that a file need not look as it was left.

@@ -1,6 +1,7 @@
 //! What the origin has taken becomes clean once a flush covered it; and who may not wait for that.
 
 use crate::api::{DiskId, Effects};
+use crate::blocks::runset::RunSet;
 use crate::cache::index::{Key, SlotNo};
 use crate::core::Core;
 use crate::core::apply::Then;
@@ -104,18 +105,23 @@ impl Core {
                 }
                 Written::Zero { block, count } => {
                     let count_void = self.opts.faults.has(Fault::VoidZerosCount);
+                    let told_superseded = self.opts.faults.has(Fault::ZerosToldSuperseded);
                     let d = self.known(disk);
-                    let way = &d.origin.destage;
-                    let still: Vec<u64> = d
-                        .zero
-                        .range(block, block + count)
-                        .filter(|b| !way.is_void(*b) || count_void)
-                        .collect();
-                    for b in still {
-                        if !self.superseding(disk, b, b + 1)
-                            || self.opts.faults.has(Fault::ZerosToldSuperseded)
-                        {
-                            push_run(&mut runs, Kind::ZeroDoneRun, b, 1);
+                    let mut still = RunSet::default();
+                    for (b, n) in d.zero.runs_within(block, block + count) {
+                        still.insert_range(b, b + n);
+                    }
+                    if !count_void {
+                        d.origin.destage.take_void(&mut still, block, block + count);
+                    }
+                    // By halves, to where something supersedes them: a run can have billions of blocks.
+                    let mut parts: Vec<(u64, u64)> = still.runs().collect();
+                    parts.reverse();
+                    while let Some((b, n)) = parts.pop() {
+                        if told_superseded || !self.superseding(disk, b, b + n) {
+                            push_run(&mut runs, Kind::ZeroDoneRun, b, n);
+                        } else if n > 1 {
+                            parts.extend([(b + n / 2, n - n / 2), (b, n / 2)]);
                         } else if stuck {
                             self.zeros_told(disk, b, 1);
                         }
