@@ -166,6 +166,7 @@ const CALLS: &[Call] = &[
     order("/v1/advice/apply"),
     order("/v1/pool/flash/cancel"),
     order("/v1/datastores/{name}/flush"),
+    order("/v1/datastores/{name}/scrub"),
     call(
         Method::POST,
         "/v1/datastores/{name}/remove",

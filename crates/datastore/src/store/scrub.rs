@@ -171,9 +171,9 @@ impl super::Datastore {
             state.differences = left;
         } else if order.cancel {
             inner.scrubs.cancelled.store(is_active, Ordering::SeqCst);
-        } else if order.begin && is_active && order.anew {
-            return Err(Refused::Active);
-        } else if order.begin && inner.scrubs.deciding.load(Ordering::SeqCst) {
+        } else if order.begin
+            && (is_active && order.anew || inner.scrubs.deciding.load(Ordering::SeqCst))
+        {
             return Err(Refused::Active);
         } else if order.begin && !is_active {
             inner.scrubs.cancelled.store(false, Ordering::SeqCst);
