@@ -174,6 +174,7 @@ const CALLS: &[Call] = &[
         false,
     ),
     // A directory is opened to others.
+    own("/v1/pool/accept"),
     own("/v1/datastores"),
     // The daemon ends.
     own("/v1/pool/export"),
@@ -315,6 +316,7 @@ mod tests {
             "/v1/upgrade/check",
             "/v1/upgrade",
             "/v1/pool/export",
+            "/v1/pool/accept",
             "/v1/pool/areas",
             "/v1/datastores",
             "/v1/new",

@@ -9,9 +9,6 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use tokio::net::UnixStream;
 
-use crate::error::Error;
-use crate::rundir::own_uid;
-
 /// The header that says on whose behalf.
 const FOR: &str = "hearth-for";
 
@@ -30,25 +27,6 @@ impl Caller {
         match uid {
             0 => "root".to_owned(),
             uid => format!("user {uid}"),
-        }
-    }
-}
-
-/// A caller that is root, or who runs the daemon, on nobody else's behalf.
-pub(super) struct Administrator(pub String);
-
-impl<S: Sync> FromRequestParts<S> for Administrator {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Error> {
-        let known = parts.extensions.get::<Caller>().cloned();
-        let own = Caller::named(own_uid());
-        match known.filter(|Caller(by)| *by == own || *by == Caller::named(0)) {
-            Some(Caller(by)) if !parts.headers.contains_key(FOR) => Ok(Administrator(by)),
-            _ => Err(Error::refused(
-                "only root and the user who runs the daemon may do this",
-                "run the command as root",
-            )),
         }
     }
 }
@@ -76,30 +54,6 @@ fn is_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_root_and_the_daemons_user_administrate() {
-        let runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = { runtime }.build().unwrap();
-        let may = |by: Option<String>, behalf: bool| {
-            let mut request = axum::http::Request::builder();
-            if behalf {
-                request = request.header(FOR, "anna");
-            }
-            let (mut parts, ()) = request.body(()).unwrap().into_parts();
-            if let Some(by) = by {
-                parts.extensions.insert(Caller(by));
-            }
-            let asked = Administrator::from_request_parts(&mut parts, &());
-            runtime.block_on(asked).is_ok()
-        };
-        let own = Caller::named(own_uid());
-        assert!(may(Some(Caller::named(0)), false) && may(Some(own.clone()), false));
-        assert!(!may(Some(Caller::named(own_uid() + 1)), false));
-        assert!(!may(Some("somebody".to_owned()), false) && !may(None, false));
-        // The console's users are not the console's user.
-        assert!(!may(Some(own), true));
-    }
 
     #[test]
     fn names_that_stand_in_events_are_plain() {

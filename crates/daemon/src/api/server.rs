@@ -24,7 +24,7 @@ use utoipa_axum::routes;
 use super::advice::AdviceReport;
 use super::areas::{AreaBack, AreaWanted, AreasState};
 use super::authorise::{Listed, authorise};
-use super::caller::{Administrator, Caller};
+use super::caller::Caller;
 use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
 use super::flash::{FlashChange, FlashState};
 use super::listen::{SEE, refusal};
@@ -268,10 +268,7 @@ async fn get_pool(State(panel): Shared) -> Result<Json<PoolInfo>> {
 /// user who runs the daemon.
 #[utoipa::path(post, path = "/v1/pool/accept", tag = "pool", responses(
     (status = 200, body = PoolInfo), (status = "default", body = ErrorBody)))]
-async fn accept_claims(
-    State(panel): Shared,
-    Administrator(by): Administrator,
-) -> Result<Json<PoolInfo>> {
+async fn accept_claims(State(panel): Shared, Caller(by): Caller) -> Result<Json<PoolInfo>> {
     change(panel, Changed::Pool, move |c| {
         let info = c.accept_claims()?;
         tracing::info!(%by, "all that the pool names outside it was confirmed");
