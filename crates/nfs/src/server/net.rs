@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, IoSliceMut, Read};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hearth_io::Shelf;
+use hearth_io::peer::{self, User};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::flight::Flight;
@@ -23,8 +24,10 @@ use crate::{mount, v3};
 
 /// Connections of all clients.
 const CONNECTIONS_MAX: usize = 512;
-/// Connections of one client: hypervisors open a few for each datastore.
+/// Connections of one user, which is an address or an account of this host: hypervisors open a few for each datastore.
 const CLIENT_CONNECTIONS_MAX: usize = 64;
+/// How long a connection may be without its first call. Clients send one at once.
+const FIRST_CALL: Duration = Duration::from_secs(30);
 /// Calls of one client under way, and the memory of those and of answers that it has not taken. A client that sends
 /// more is read from again when some are answered and taken. A connection for which nothing is held is always read from, so that
 /// one whose answers nobody takes holds up no other.
@@ -83,6 +86,10 @@ impl Default for Config {
 struct Connection {
     stream: Arc<TcpStream>,
     client: Peer,
+    user: User,
+    since: Instant,
+    /// A whole call has come over it: it is a client's, and stays for as long as that likes.
+    has_called: bool,
     budget: Arc<Budget>,
     assembler: Assembler,
     arriving: Arriving,
@@ -256,7 +263,7 @@ struct Net {
     datagrams: Option<UdpSocket>,
     connections: HashMap<u64, Connection>,
     next: u64,
-    budgets: HashMap<IpAddr, Arc<Budget>>,
+    budgets: HashMap<User, Arc<Budget>>,
     all: Arc<Budget>,
     /// Connections nothing is read from, for want of room.
     held_back: Vec<u64>,
@@ -364,9 +371,11 @@ impl Net {
     fn age(&mut self, now: Instant) {
         if self.aging.is_some_and(|at| at <= now) {
             self.shelf.age();
+            self.close_silent(now);
             self.aging = None;
         }
-        if self.aging.is_none() && self.shelf.is_in_use() {
+        let is_watched = self.shelf.is_in_use() || self.connections.values().any(|c| !c.has_called);
+        if self.aging.is_none() && is_watched {
             self.aging = Some(now + AGING);
         }
     }
@@ -441,22 +450,47 @@ impl Net {
         };
         let peer = Peer::of(from);
         let client = peer.address();
-        let of_client = self
-            .connections
-            .values()
-            .filter(|c| c.client.address() == client)
-            .count();
         if !self.service.knows(client) {
             tracing::info!(%client, "an NFS client was turned away: no export is for it");
             return;
         }
-        if self.connections.len() >= CONNECTIONS_MAX || of_client >= CLIENT_CONNECTIONS_MAX {
-            tracing::warn!(%client, of_client, "an NFS client was turned away: too many connections");
+        let own = stream.local_addr().unwrap_or(from);
+        let user = peer::user(own, from);
+        if !self.make_room(user) {
+            tracing::warn!(%client, "an NFS client was turned away: too many connections");
             return;
         }
-        if let Err(error) = self.welcome(stream, peer) {
+        if let Err(error) = self.welcome(stream, peer, user) {
             tracing::warn!(%client, %error, "an NFS client's connection could not be set up");
         }
+    }
+
+    /// Makes room for a connection of a user: the oldest without a call goes, of the same user if that has its share. False if
+    /// all have called.
+    fn make_room(&mut self, user: User) -> bool {
+        let of_user = |c: &Connection| c.user == user;
+        let is_over =
+            self.connections.values().filter(|c| of_user(c)).count() >= CLIENT_CONNECTIONS_MAX;
+        if !is_over && self.connections.len() < CONNECTIONS_MAX {
+            return true;
+        }
+        let silent = self.connections.iter();
+        let silent = silent.filter(|(_, c)| !c.has_called && (of_user(c) || !is_over));
+        let oldest = silent.min_by_key(|(_, c)| c.since).map(|(token, _)| *token);
+        oldest.is_some_and(|token| {
+            self.close(token);
+            true
+        })
+    }
+
+    /// Closes connections without a first call in time.
+    fn close_silent(&mut self, now: Instant) {
+        let late = self
+            .connections
+            .iter()
+            .filter(|(_, c)| !c.has_called && now.saturating_duration_since(c.since) >= FIRST_CALL);
+        let late: Vec<u64> = late.map(|(token, _)| *token).collect();
+        late.into_iter().for_each(|token| self.close(token));
     }
 
     /// Has the kernel tell, or not tell, of new connections.
@@ -474,7 +508,7 @@ impl Net {
         }
     }
 
-    fn welcome(&mut self, stream: TcpStream, client: Peer) -> io::Result<()> {
+    fn welcome(&mut self, stream: TcpStream, client: Peer, user: User) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         // A client that is gone without a word must not keep its place for hours.
@@ -485,7 +519,7 @@ impl Net {
         let token = self.next;
         self.next += 1;
         let stream = Arc::new(stream);
-        let budget = Arc::clone(self.budgets.entry(client.address()).or_default());
+        let budget = Arc::clone(self.budgets.entry(user).or_default());
         let budgets = [&budget, &self.all];
         let arriving = Arriving::new(budgets);
         let link = Arc::new(Link::new(token, &stream, &self.bell, budgets));
@@ -499,6 +533,9 @@ impl Net {
         let connection = Connection {
             stream,
             client,
+            user,
+            since: Instant::now(),
+            has_called: false,
             budget,
             assembler: Assembler::with(&self.shelf),
             arriving,
@@ -506,6 +543,7 @@ impl Net {
             interest,
         };
         self.connections.insert(token, connection);
+        self.aging.get_or_insert(Instant::now() + AGING);
         Ok(())
     }
 
@@ -592,6 +630,7 @@ impl Net {
             let Some(message) = connection.assembler.next_message() else {
                 return self.listen(token, true);
             };
+            connection.has_called = true;
             match self
                 .service
                 .take(&connection.link, connection.client, message)
@@ -686,22 +725,8 @@ impl Net {
         };
         connection.link.close();
         // Its calls go on: they may come again over another connection, which is told how they ended.
-        let client = connection.client.address();
         drop(connection);
-        if !self
-            .connections
-            .values()
-            .any(|c| c.client.address() == client)
-        {
-            // Whoever has calls under way holds it by them.
-            if self
-                .budgets
-                .get(&client)
-                .is_some_and(|b| Arc::strong_count(b) == 1)
-            {
-                self.budgets.remove(&client);
-            }
-        }
+        // Whoever has connections or calls under way holds it by them.
         self.budgets
             .retain(|_, budget| Arc::strong_count(budget) > 1);
     }

@@ -507,6 +507,24 @@ fn a_client_has_only_so_many_connections() -> Result<()> {
     Ok(())
 }
 
+/// Silent connections, more than one user may have and more than there are places, do not keep out who calls.
+#[test]
+fn silent_connections_keep_nobody_out() -> Result<()> {
+    let stage = Stage::new(LONG)?;
+    let file = handle("file");
+    let mut busy = stage.client()?;
+    busy.call(&Args::GetAttr { file: &file })?.ok()?;
+    let silent = (0..600)
+        .map(|_| stage.client())
+        .collect::<Result<Vec<Client>>>()?;
+    let mut late = stage.client()?;
+    for client in [&mut busy, &mut late] {
+        client.call(&Args::GetAttr { file: &file })?.ok()?;
+    }
+    drop(silent);
+    Ok(())
+}
+
 /// With no file descriptor left, connections wait; those that are there are served, and when one goes, the
 /// next is taken.
 #[test]
