@@ -174,6 +174,8 @@ pub(crate) struct Changed {
 pub(crate) struct Confirmed {
     path: PathBuf,
     claims: HashSet<Claim>,
+    /// The file is there, and has them.
+    stored: bool,
 }
 
 impl Confirmed {
@@ -183,13 +185,21 @@ impl Confirmed {
         Ok(Confirmed::load(state_dir, pool)?.0)
     }
 
-    /// The same, to be changed.
+    /// The same, to be changed. Where the file cannot be made, they count for this run, and the next change makes it.
     pub(crate) fn open(state_dir: &Path, pool: &Uuid) -> Result<Confirmed> {
-        let (confirmed, lines) = Confirmed::load(state_dir, pool)?;
+        let (mut confirmed, lines) = Confirmed::load(state_dir, pool)?;
         if lines.is_none_or(|lines| lines > confirmed.claims.len() + SPARE_LINES) {
-            confirmed.write_anew()?;
+            match confirmed.write_anew() {
+                Ok(()) => confirmed.stored = true,
+                Err(e) => tracing::error!("{e}"),
+            }
         }
         Ok(confirmed)
+    }
+
+    /// True if a later start finds them. Until then what an earlier version noted beside the flash is taken for them.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.stored
     }
 
     /// The number of lines is `None` if there is no file.
@@ -200,7 +210,15 @@ impl Confirmed {
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 let known = Beside::look(state_dir, pool)?.map(|beside| beside.registry());
                 let claims = known.iter().flat_map(Claim::all).collect();
-                return Ok((Confirmed { path, claims }, None));
+                let stored = false;
+                return Ok((
+                    Confirmed {
+                        path,
+                        claims,
+                        stored,
+                    },
+                    None,
+                ));
             }
             Err(e) => {
                 return Err(Error::unavailable(
@@ -224,7 +242,13 @@ impl Confirmed {
                 _ => {}
             }
         }
-        Ok((Confirmed { path, claims }, Some(lines)))
+        let stored = true;
+        let confirmed = Confirmed {
+            path,
+            claims,
+            stored,
+        };
+        Ok((confirmed, Some(lines)))
     }
 
     /// True if this is confirmed.
@@ -291,7 +315,7 @@ impl Confirmed {
         for claim in &ended {
             self.claims.remove(claim);
         }
-        if let Err(e) = self.append('-', &ended) {
+        if let Err(e) = self.store('-', &ended) {
             // They stay confirmed for this pool, which does not make them.
             tracing::warn!("{e}");
         }
@@ -300,27 +324,34 @@ impl Confirmed {
     /// Confirms claims, durably when it returns `Ok`.
     pub(crate) fn confirm(&mut self, mut claims: Vec<Claim>) -> Result<()> {
         claims.retain(|claim| !self.has(claim));
-        self.append('+', &claims)?;
-        self.claims.extend(claims);
-        Ok(())
+        self.claims.extend(claims.iter().cloned());
+        self.store('+', &claims).inspect_err(|_| {
+            for claim in &claims {
+                self.claims.remove(claim);
+            }
+        })
     }
 
-    fn append(&self, sign: char, claims: &[Claim]) -> Result<()> {
+    /// Stores a change that was made.
+    fn store(&mut self, sign: char, claims: &[Claim]) -> Result<()> {
         if claims.is_empty() {
+            return Ok(());
+        }
+        if !self.stored {
+            self.write_anew()?;
+            self.stored = true;
             return Ok(());
         }
         // What is left of a store that was cut short ends here.
         let mut text = b"\n".to_vec();
         self.lines(sign, claims, &mut text)
             .and_then(|()| {
-                let new = !self.path.exists();
-                if new {
-                    self.make_dir().map_err(io::Error::other)?;
-                }
-                let mut file = self.create(&self.path, false)?;
+                let mut file = OpenOptions::new()
+                    .append(true)
+                    .custom_flags(libc::O_NOFOLLOW)
+                    .open(&self.path)?;
                 file.write_all(&text)?;
-                file.sync_data()?;
-                if new { sync_names(&self.path) } else { Ok(()) }
+                file.sync_data()
             })
             .map_err(|e| self.unwritten(e))
     }
@@ -332,7 +363,7 @@ impl Confirmed {
         let mut text = Vec::new();
         self.lines('+', &self.claims, &mut text)
             .and_then(|()| {
-                let mut file = self.create(&new, true)?;
+                let mut file = create(&new)?;
                 file.write_all(&text)?;
                 file.sync_all()?;
                 std::fs::rename(&new, &self.path)?;
@@ -360,17 +391,6 @@ impl Confirmed {
         make_private_for(dir, 0o700, "--state-dir")
     }
 
-    fn create(&self, path: &Path, truncate: bool) -> io::Result<File> {
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .append(!truncate)
-            .truncate(truncate)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
-    }
-
     fn unwritten(&self, e: io::Error) -> Error {
         Error::unavailable(
             format!(
@@ -390,6 +410,16 @@ impl Confirmed {
         };
         Claim::all(registry).map(report).collect()
     }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
 }
 
 #[cfg(test)]

@@ -128,6 +128,9 @@ fn foreign_pool_reaches_nothing_until_accepted() {
         let store = daemon.datastore("all").unwrap();
         assert!(!store.served && store.remedy.unwrap().contains("pool import --accept"));
     };
+    // Nor by whoever looks at the pool.
+    let shown = crate::pool::show(&[flash], &dir.path().join("state")).unwrap();
+    assert!(shown.disks.iter().all(|disk| !disk.origin_found));
     let daemon = testing::start(dir.path());
     nothing_is_used(&daemon);
     // Nor by commands that name something else.
@@ -178,6 +181,63 @@ fn foreign_pool_reaches_nothing_until_accepted() {
     daemon.close_datastores();
     daemon.shut_down(StopReason::Signal).unwrap();
     drop(daemon);
+}
+
+/// Has no claims of a pool stored in the state directory, until what is returned is removed.
+fn full(dir: &Path) -> std::path::PathBuf {
+    let pool = Pool::look(&dir.join("flash")).unwrap().uuid();
+    let in_the_way = dir.join("state/claims").join(pool).with_extension("new");
+    std::fs::create_dir_all(&in_the_way).unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    for private in ["state", "state/claims"] {
+        let mode = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(dir.join(private), mode).unwrap();
+    }
+    in_the_way
+}
+
+/// An upgrade while the state directory is full: what an earlier version served stays, and is noted with the next change.
+#[test]
+fn claims_that_cannot_be_stored_count_and_are_stored_later() {
+    let (dir, daemon) = testing::with_disk("a");
+    daemon.shut_down(StopReason::Signal).unwrap();
+    drop(daemon);
+    std::fs::remove_dir_all(dir.path().join("state/claims")).unwrap();
+    let in_the_way = full(dir.path());
+    let state = |daemon: &super::Daemon, name: &str| daemon.disk_info(name).unwrap().state;
+    let daemon = testing::start(dir.path());
+    assert_eq!(state(&daemon, "a"), DiskState::Attached);
+    let refused = daemon.add(testing::disk(dir.path(), "b")).unwrap_err();
+    assert_eq!(refused.kind, Kind::Unavailable, "{refused}");
+    std::fs::remove_dir(in_the_way).unwrap();
+    daemon.add(testing::disk(dir.path(), "b")).unwrap();
+    daemon.shut_down(StopReason::Signal).unwrap();
+    drop(daemon);
+    let daemon = testing::start(dir.path());
+    for name in ["a", "b"] {
+        assert_eq!(state(&daemon, name), DiskState::Attached, "{name}");
+    }
+    daemon.shut_down(StopReason::Signal).unwrap();
+}
+
+/// A foreign pool must not look like one of this host at the second start.
+#[test]
+fn foreign_pool_over_a_full_state_directory_stays_unconfirmed() {
+    let (dir, daemon) = testing::with_disk("a");
+    daemon.shut_down(StopReason::Signal).unwrap();
+    drop(daemon);
+    std::fs::remove_dir_all(dir.path().join("state")).unwrap();
+    let in_the_way = full(dir.path());
+    let state = |daemon: &super::Daemon| daemon.disk_info("a").unwrap().state;
+    for first in [true, false] {
+        let daemon = testing::start(dir.path());
+        assert_eq!(state(&daemon), DiskState::Refused);
+        daemon.shut_down(StopReason::Signal).unwrap();
+        drop(daemon);
+        if first {
+            std::fs::remove_dir(&in_the_way).unwrap();
+        }
+    }
 }
 
 /// A pool of this host, as the version before kept it.

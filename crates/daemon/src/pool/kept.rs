@@ -75,11 +75,11 @@ impl Pool {
     pub(crate) fn remember(&mut self, state_dir: &Path) -> Result<()> {
         let superblock = &self.superblock;
         let (pool, device) = (superblock.pool, superblock.device);
-        let confirmed = Confirmed::open(state_dir, &pool);
-        let confirmed = confirmed.inspect_err(|e| tracing::warn!("{e}"));
-        self.confirmed = confirmed.ok();
+        let confirmed = Confirmed::open(state_dir, &pool)?;
+        let is_stored = confirmed.is_stored();
+        self.confirmed = Some(confirmed);
         let Some(beside) = Beside::of(state_dir, &pool)? else {
-            if self.confirmed.is_none() {
+            if !is_stored {
                 // The next start would take all that a foreign pool names for confirmed by an earlier version.
                 return Ok(());
             }

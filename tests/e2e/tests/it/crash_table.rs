@@ -364,8 +364,8 @@ impl Subject {
         note.is_some_and(|note| note.upto_ms > 0)
     }
 
-    /// Blank flash takes the place of what is left.
-    fn adopt(&mut self, event: Event) -> Result<()> {
+    /// Blank flash takes the place of what is left; false if the daemon had gone on with another SSD already, which is served then.
+    fn adopt(&mut self, event: Event) -> Result<bool> {
         // It ends with an error if something was lost, which is looked for below.
         let _ = self.hearth.stop();
         self.ssd = None;
@@ -373,14 +373,21 @@ impl Subject {
         if self.kind.flash == Flash::One {
             std::fs::remove_file(self.hearth.flash())?;
         }
-        self.hearth.set_flash(new);
         let kept = |arg: &String| !arg.ends_with(".mnt/flash") && arg != "--flash";
         self.hearth.serve_args.retain(kept);
         let state = self.hearth.dir().join("state");
-        let flash = path(self.hearth.flash()).to_owned();
+        let flash = path(&new).to_owned();
         let adopt = ["pool", "adopt-flash", "--flash", &flash, "--size", "160M"];
-        self.hearth
-            .ok(&[&adopt[..], &["--state-dir", path(&state)]].concat())?;
+        let adopted = (self.hearth).ok(&[&adopt[..], &["--state-dir", path(&state)]].concat());
+        let has_left = self.kind.flash == Flash::Two && event.takes_ssd();
+        match adopted {
+            Err(e) if has_left && format!("{e:#}").contains("is still there") => {
+                self.hearth.start()?;
+                return Ok(false);
+            }
+            other => drop(other?),
+        }
+        self.hearth.set_flash(new);
         self.hearth.start()?;
         if self.kind.mode == ORDERED && !event.takes_disk() {
             let known = wait::until("the disk is refused or served", LIMIT, || {
@@ -392,7 +399,7 @@ impl Subject {
             let holds = known["state"] == "refused" && order["in_order"] == true;
             self.told = order["upto"].as_u64().filter(|_| holds);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Nothing dirty is lost with one of two SSDs: once no guest has to connect again for it, the daemon goes on with the other, if
@@ -424,10 +431,11 @@ impl Subject {
         if self.goes_on_without(event) {
             self.wait_without()?;
         } else if !flash.survives(event) {
-            self.adopt(event)?;
-            self.commands.push(match event.cuts_power() {
-                true => "`pool adopt-flash`, `systemctl start`",
-                false => "`systemctl stop`, `pool adopt-flash`, `systemctl start`",
+            let is_new = self.adopt(event)?;
+            self.commands.push(match (is_new, event.cuts_power()) {
+                (true, true) => "`pool adopt-flash`, `systemctl start`",
+                (true, false) => "`systemctl stop`, `pool adopt-flash`, `systemctl start`",
+                (false, _) => "`systemctl restart`",
             });
         } else if event.cuts_power() {
             self.hearth.start()?;

@@ -26,6 +26,15 @@ fn wait_state(hearth: &Hearth, disk: &str, want: &str) -> Result<()> {
     .with_context(|| hearth.log())
 }
 
+/// Datastores are opened after disks can be used.
+fn wait_store(hearth: &Hearth, what: &str, is: impl Fn(&Value) -> bool) -> Result<()> {
+    wait::until(&format!("the datastore is {what}"), LIMIT, || {
+        let info = hearth.ok(&["datastore", "show", "vms", "--json"]).ok()?;
+        is(&serde_json::from_str(&info).ok()?).then_some(())
+    })
+    .with_context(|| hearth.log())
+}
+
 fn blank(hearth: &Hearth, name: &str, size: u64) -> Result<PathBuf> {
     let file = hearth.dir().join(name);
     std::fs::File::create(&file)?.set_len(size)?;
@@ -238,10 +247,9 @@ fn lost_state_directory_is_replaced_by_one_command() -> Result<()> {
         std::fs::remove_dir_all(&state)?;
         hearth.start()?;
         wait_state(&hearth, "d", "refused")?;
-        let store = hearth.ok(&["datastore", "show", "vms", "--json"])?;
-        let store: Value = serde_json::from_str(&store)?;
-        ensure!(store["served"] == false, "{store}");
-        ensure!(store["remedy"].to_string().contains("pool import --accept"));
+        wait_store(&hearth, "not confirmed", |store| {
+            store["served"] == false && store["remedy"].to_string().contains("pool import --accept")
+        })?;
         let shown = hearth.ok(&["pool", "show"])?;
         ensure!(shown.matches("NO ").count() == 2, "{shown}");
         if with_daemon {
@@ -255,9 +263,7 @@ fn lost_state_directory_is_replaced_by_one_command() -> Result<()> {
             hearth.start()?;
         }
         wait_state(&hearth, "d", "attached")?;
-        let store = hearth.ok(&["datastore", "show", "vms", "--json"])?;
-        let store: Value = serde_json::from_str(&store)?;
-        ensure!(store["served"] == true, "{store}");
+        wait_store(&hearth, "served", |store| store["served"] == true)?;
         ensure!(hearth.connect("d")?.read(5 * 4096, 4096)? == [6; 4096]);
     }
     hearth.ok(&["disk", "flush", "d"])?;
