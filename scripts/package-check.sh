@@ -72,8 +72,8 @@ if readelf -SW "$bin" | grep -E '\.debug_(info|line|str)' >/dev/null; then die "
 id=$(readelf -n "$bin" | sed -n 's/.*Build ID: //p')
 dpkg-deb -c "$symbols" | has "/usr/lib/debug/.build-id/${id:0:2}/${id:2}.debug\$" "$symbols"
 
-# The group they name is made by the package's script, which has not run.
-sed 's/^control-group = "hearth"$/control-group = "root"/' "$work/tree/etc/hearth/hearth.toml" >"$work/hearth.toml"
+# The groups they name are made by the package's script, which has not run.
+sed -E 's/^(control|monitor)-group = .*/\1-group = "root"/' "$work/tree/etc/hearth/hearth.toml" >"$work/hearth.toml"
 "$bin" config check "$work/hearth.toml" >/dev/null || die "the settings it installs are not right"
 bash -n "$work/tree/usr/share/bash-completion/completions/hearth"
 if command -v man >/dev/null; then
