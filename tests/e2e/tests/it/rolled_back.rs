@@ -84,6 +84,15 @@ fn until_checked(hearth: &Hearth) -> Result<Value> {
     .with_context(|| hearth.log())
 }
 
+/// Waits until the disk is refused; what is shown of it then.
+fn until_refused(hearth: &Hearth) -> Result<Value> {
+    wait::until("the disk is refused", LIMIT, || {
+        let info = show(hearth, "d").ok()?;
+        (info["state"] == "refused").then_some(info)
+    })
+    .with_context(|| hearth.log())
+}
+
 fn hot_of(file: &Path) -> Result<Vec<u8>> {
     let mut hot = vec![0; (HOT.end - HOT.start) as usize];
     OpenOptions::new()
@@ -178,11 +187,7 @@ fn dirty_blocks_are_not_written_to_another_disk() -> Result<()> {
     std::fs::rename(&other, &s.file)?;
     s.server.up()?;
     s.hearth.start()?;
-    let info = wait::until("the disk is refused", LIMIT, || {
-        let info = show(&s.hearth, "d").ok()?;
-        (info["state"] == "refused").then_some(info)
-    })
-    .with_context(|| s.hearth.log())?;
+    let info = until_refused(&s.hearth)?;
     ensure!(info["dirty"] == 65536, "{info}");
     s.hearth.refused(&["disk", "flush", "d"])?;
     s.hearth.stop()?;
@@ -212,14 +217,7 @@ fn misfit_found_in_service_is_a_question() -> Result<()> {
     s.server.up()?;
     for is_last in [false, true] {
         s.hearth.start()?;
-        let refused = || {
-            wait::until("the disk is refused", LIMIT, || {
-                let info = show(&s.hearth, "d").ok()?;
-                (info["state"] == "refused").then_some(info)
-            })
-            .with_context(|| s.hearth.log())
-        };
-        let info = refused()?;
+        let info = until_refused(&s.hearth)?;
         let why = info["reason"].to_string();
         ensure!(why.contains("does not fit the cache"), "{info}");
         ensure!(info["dirty"] == 65536 && info["check"].is_null(), "{info}");
@@ -265,16 +263,9 @@ fn refused_disk_stays_refused_over_upgrade() -> Result<()> {
     let before = std::fs::read(&s.file)?;
     s.server.up()?;
     s.hearth.start()?;
-    let is_refused = || {
-        wait::until("the disk is refused", LIMIT, || {
-            let info = show(&s.hearth, "d").ok()?;
-            (info["state"] == "refused").then_some(info)
-        })
-        .with_context(|| s.hearth.log())
-    };
-    is_refused()?;
+    until_refused(&s.hearth)?;
     s.hearth.ok(&["upgrade", "--yes"])?;
-    let info = is_refused()?;
+    let info = until_refused(&s.hearth)?;
     ensure!(info["dirty"] == 65536, "{info}");
     s.hearth.stop()?;
     ensure!(std::fs::read(&s.file)? == before, "the origin was written");
@@ -379,11 +370,7 @@ fn on_start_drop_compares_for_dirty_blocks() -> Result<()> {
     let before = std::fs::read(&s.file)?;
     s.server.up()?;
     s.hearth.start()?;
-    wait::until("the disk is refused", LIMIT, || {
-        let info = show(&s.hearth, "d").ok()?;
-        (info["state"] == "refused").then_some(info)
-    })
-    .with_context(|| s.hearth.log())?;
+    until_refused(&s.hearth)?;
     s.hearth.stop()?;
     ensure!(std::fs::read(&s.file)? == before, "the origin was written");
     Ok(())
