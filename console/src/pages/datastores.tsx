@@ -368,7 +368,7 @@ function Who({ store }: { store: Datastore }) {
         </ul>
       )}
       <p class="dim">
-        That is said on the host: <code>hearth datastore set {store.name} --client HOST=rw,no_root_squash</code>.
+        To allow it, run on the host: <code>hearth datastore set {store.name} --client HOST=rw,no_root_squash</code>.
       </p>
     </Card>
   );

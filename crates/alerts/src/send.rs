@@ -20,7 +20,7 @@ use crate::message::{Message, News};
 use crate::secret;
 use hearth_health::Condition;
 
-/// Longest that one attempt may take, all of it: a server that says a line now and then must not hold up other alerts.
+/// Time limit of one whole attempt. A server that sends a line now and then must not delay other alerts.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest that `sendmail` may take.
 const SENDMAIL_PATIENCE: Duration = Duration::from_secs(30);
@@ -127,7 +127,7 @@ fn mail(config: &MailConfig, to: &str, message: &Message, limit: Duration) -> Re
         let send = transport.send(email);
         tokio::time::timeout(limit, send).await
     });
-    // A name server that does not answer holds a thread, for which nothing waits.
+    // A name server that does not answer keeps a thread busy. Nothing waits for that thread.
     runtime.shutdown_background();
     match sent {
         Ok(Ok(_)) => Ok(()),
@@ -536,7 +536,7 @@ mod tests {
         );
     }
 
-    /// A server that says a line now and then is given up like one that says nothing.
+    /// A server that sends a line now and then times out like a silent one.
     #[test]
     fn dribbling_mail_server_is_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -3,8 +3,8 @@
 //! Each command prints text for people or, with `--json`, JSON for programs. A failure is one
 //! sentence that says what is wrong and what to do about it.
 
-/// What is printed is shown ([`table::shown`]): names of files and what others say come from elsewhere, and must not steer the
-/// terminal. What is to steer it goes past this, by `std::eprint!`.
+/// All output passes [`table::shown`]: file names and answers of servers are untrusted and must not control the terminal.
+/// Control sequences of the program itself are printed with `std::eprint!`.
 macro_rules! print {
     ($($text:tt)*) => { std::print!("{}", crate::table::shown(&format!($($text)*))) };
 }

@@ -1,6 +1,6 @@
 //! Connections: how many, how long, and in the clear on loopback only.
 //!
-//! A client that says nothing keeps nobody out: it is the first to go when there is no room.
+//! A silent client keeps no other client out: it is disconnected first when all places are taken.
 
 use std::convert::Infallible;
 use std::io::BufReader;

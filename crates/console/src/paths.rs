@@ -1,4 +1,4 @@
-//! What users of the console see of the host's files: what they may have opened, and nothing else.
+//! The files of the host that users of the console see: those they may use, and no others.
 
 use std::fs;
 use std::path::Path;

@@ -171,7 +171,7 @@ impl Subject<'_> {
             found.differs = found.differs.or(step.differs);
             found.unread += step.unread;
             found.stopped |= step.stopped;
-            // A block that cannot be read says nothing about the others.
+            // An unreadable block proves nothing about the other blocks.
             !found.stopped && found.differs.is_none()
         };
         let marks = self.marked();

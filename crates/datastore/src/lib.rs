@@ -160,7 +160,7 @@ pub trait Disks: Send + Sync {
     fn hold(&self, on: bool);
     /// A file was opened on this host, and by whom, while so many bytes of it were owed.
     fn opened_by_other(&self, file: &str, owed: u64, by: &str);
-    /// What is cached of a disk, as a scrub of its origin sees it.
+    /// The cached copies of a disk, for a scrub of its origin.
     fn cache(&self, disk: DiskId) -> Arc<dyn hearth_mirror::Cache>;
     /// Two clients write a file in turn.
     fn written_by_two(&self, file: &str, clients: &[String; 2]);

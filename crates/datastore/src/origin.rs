@@ -460,7 +460,7 @@ impl FileOrigin {
             return Ok(None);
         }
         if prefer.is_some() {
-            // A crash could bring copies back that are dropped now: what is cached is compared then.
+            // A crash could bring dropped copies back. Without the promise they are compared then.
             self.begin_change()?;
         }
         Ok(self.file.reconcile(offset, len, cache, prefer))

@@ -1,4 +1,4 @@
-//! Who is at the other end of a TCP connection from this host.
+//! The user at the other end of a TCP connection.
 //!
 //! All programs of this host share one address. Without their users, one account could use up everybody's share of
 //! connections or wrong passwords.
@@ -6,7 +6,7 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
-/// Who shares what one user may have.
+/// A user, for limits per user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum User {
     /// An account of this host.
@@ -26,7 +26,7 @@ pub fn user(own: SocketAddr, peer: SocketAddr) -> User {
     }
 }
 
-/// Whoever has one IPv6 address has the whole network around it.
+/// The owner of one IPv6 address owns its /64 network.
 pub fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) => match v6.to_ipv4_mapped() {

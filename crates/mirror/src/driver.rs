@@ -279,8 +279,8 @@ pub(crate) fn is_another(then: (i64, u64), now: (i64, u64)) -> bool {
 /// Bytes at each end of a device in a leg's place that must be blank: file systems and partition tables begin there.
 const BLANK: u64 = 1 << 20;
 
-/// Why another device in a leg's place is not copied to: it holds something, so it may be a stranger's that has the leg's
-/// name since a reboot.
+/// The reason not to overwrite another device in a leg's place: it holds data, so it may be a drive of another owner that
+/// got the leg's name at a reboot.
 pub(crate) fn not_blank(device: &Device) -> Option<Fault> {
     let len = BLANK.min(device.size());
     let mut bytes = vec![0; len as usize];

@@ -264,7 +264,8 @@ impl Worker {
         }
     }
 
-    /// True if the server owes answers and has completed none since before `before_ns`, or one for far longer.
+    /// True if the server completed no answer since before `before_ns` although requests are in flight, or if one request is
+    /// far older.
     fn is_silent_since(&self, before_ns: u64, limit_ns: u64) -> bool {
         let long_before = before_ns.saturating_sub((REQUEST_LIMITS - 1).saturating_mul(limit_ns));
         !self.flying.is_empty() && self.answered_ns < before_ns

@@ -69,7 +69,7 @@ pub enum Datastore {
     #[command(after_help = "Example:\n  hearth datastore flush vms\n  \
         hearth datastore flush vms --hold; tar -cf /backup/vms.tar /srv/vms; hearth datastore set vms --hold off")]
     Flush(DatastoreFlush),
-    /// Compare the two directories of a mirrored datastore, while it is in use, and repair what can be decided
+    /// Compare the two directories of a mirrored datastore in use, and repair the differences that can be decided
     #[command(
         after_help = "Example:\n  hearth datastore scrub vms\n  hearth datastore scrub vms --rate 100M --no-wait\n  \
         hearth datastore scrub vms --show\n  hearth datastore scrub vms --prefer /mnt/a/vms\n  \
@@ -146,9 +146,9 @@ pub struct DatastoreAdd {
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     pub listen: Option<String>,
     /// Who may come, and how; may be given several times [default: this host, rw]. The options are those of exports(5):
-    /// rw (if nothing is said) or ro; root_squash (if nothing is said): root counts as the anonymous user, or
-    /// no_root_squash, which ESXi needs; all_squash: everybody counts as that user; anonuid=UID and anongid=GID: who that
-    /// is (65534); secure (if nothing is said): calls from this host need a privileged source port, or insecure
+    /// rw (default) or ro; root_squash (default): root is mapped to the anonymous user, or
+    /// no_root_squash, which ESXi needs; all_squash: all users are mapped to it; anonuid=UID and anongid=GID: the
+    /// anonymous user (65534); secure (default): calls from this host need a privileged source port, or insecure
     #[arg(long = "client", value_name = "NETWORK[=OPTION,...]")]
     pub clients: Vec<DatastoreClient>,
     /// Nobody may change anything

@@ -97,7 +97,7 @@ pub struct PoolAdopt {
     /// Which pool, if several are known
     #[arg(long, value_name = "UUID")]
     pub pool: Option<String>,
-    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// The state directory of `hearth serve`
     /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -114,7 +114,7 @@ pub struct PoolAt {
 pub struct PoolShow {
     #[command(flatten)]
     pub at: PoolAt,
-    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// The state directory of `hearth serve`
     /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
     #[arg(long, value_name = "DIR", requires = "flash")]
     pub state_dir: Option<PathBuf>,
@@ -137,7 +137,7 @@ pub struct PoolExport {
     /// Yes, cut off clients that are connected
     #[arg(long)]
     pub yes: bool,
-    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// The state directory of `hearth serve`
     /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
     #[arg(long, value_name = "DIR", requires = "flash")]
     pub state_dir: Option<PathBuf>,
@@ -149,7 +149,7 @@ pub struct FlashWhere {
     /// The devices of a pool that is not being served, each with --flash; without it, the one being served
     #[arg(long, value_name = "PATH")]
     pub flash: Vec<PathBuf>,
-    /// The directory that `hearth serve` was given for what must outlive the flash
+    /// The state directory of `hearth serve`
     /// [default: /var/lib/hearth for root, $XDG_STATE_HOME/hearth for others]
     #[arg(long, value_name = "DIR", requires = "flash")]
     pub state_dir: Option<PathBuf>,

@@ -671,7 +671,7 @@ fn there_is_no_console_unless_it_is_enabled() {
     assert_eq!(world.with(&anna, "GET", "/v1/pool", "").status, 401);
 }
 
-/// Silent connections, more than there are places, do not keep out who asks.
+/// More silent connections than places do not keep out a client with a request.
 #[test]
 fn silent_connections_keep_nobody_out() {
     let world = World::new();

@@ -135,13 +135,13 @@ fn begin(state: &mut Scrub, now: u64) {
 }
 
 impl super::Datastore {
-    /// How the datastore is scrubbed, and what was found; none if it has one directory.
+    /// The settings and the result of scrubs; none if the datastore has one directory.
     pub fn scrub_state(&self) -> Option<Scrub> {
         self.inner.dir.twin()?;
         Some(lock(&self.inner.scrubs.state).clone())
     }
 
-    /// Does what is asked about scrubs. Blocks while differences are decided.
+    /// Carries out an order about scrubs. Blocks while differences are decided.
     pub fn scrub(&self, order: &ScrubOrder) -> Result<(), Refused> {
         let inner = &self.inner;
         let twin = inner.dir.twin().ok_or(Refused::OneDirectory)?;
@@ -361,7 +361,7 @@ impl Inner {
         }
     }
 
-    /// Compares a piece of a file, and repairs what a copy that a guest wrote decides.
+    /// Compares a piece of a file, and repairs differences that a copy written by a guest decides.
     fn scrub_piece(&self, twin: &Twin, number: u64, offset: u64) {
         let key = Twin::key(number);
         let compared = self.when_whole(twin, PIECE, || {
@@ -377,7 +377,7 @@ impl Inner {
         if found.is_empty() {
             return;
         }
-        // As a client's read would: the file becomes a disk, if it was one, and what is cached of it counts.
+        // The file is opened as for a client's read, so that its cached copies count.
         if self.is_known(&key).is_some()
             && let Ok((_using, Some(cached))) = self.begin(&key)
         {

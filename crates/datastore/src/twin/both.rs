@@ -88,10 +88,10 @@ pub(super) fn judged(status: Status) -> Fail<Status> {
     }
 }
 
-/// Takes a step in a tree, and says what a failure means for it.
+/// Takes a step in a tree, and classifies its failure.
 fn tried<T>(open: &Open, work: impl FnOnce(&Open) -> Outcome<T>) -> Result<T, Fail<Status>> {
     work(open).map_err(|status| {
-        // What is missing in a tree that is missing itself says nothing.
+        // A missing file proves nothing if the whole tree is missing.
         let missing = matches!(status, Status::Stale | Status::NoEnt | Status::NotDir);
         match missing.then(|| open.probe()) {
             Some(Err(why)) => Fail::Tree(why, Status::JukeBox),
@@ -184,7 +184,7 @@ impl Both {
         ran.unwrap_or_else(|why| Err(Fail::Tree(why, Status::JukeBox)))
     }
 
-    /// The same for what a scrub asks: a step that takes long is no reason to give the tree up.
+    /// As [`on`](Self::on), for a scrub: a slow step does not put the tree out.
     pub fn on_slowly<T: Send + 'static>(
         &self,
         side: usize,

@@ -205,10 +205,10 @@ impl TwinFile {
         places
     }
 
-    /// Compares a range in both trees with the cache, and writes what is right to the tree that has something else. None: one
+    /// Compares a range in both trees with the cache, and writes the right content to the wrong tree. None: one
     /// of the trees is not current, or failed.
     ///
-    /// A repair is not noted as a change is: after a crash what is noted is copied from the first tree, which may be the wrong
+    /// A repair is not noted as a change is: after a crash noted places are copied from the first tree, which may be the wrong
     /// one. Without a note the wrong one is as wrong as before. Its time of change stays: its content is no newer.
     pub(crate) fn reconcile(
         &self,

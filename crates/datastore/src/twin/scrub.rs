@@ -157,7 +157,7 @@ impl Inner {
         Ok([one(0)?, one(1)?])
     }
 
-    /// Asks both trees about a place that nothing changes meanwhile.
+    /// Asks both trees about a place while nothing changes it.
     fn ask_held<T: Send + 'static>(
         &self,
         pace: Pace,
@@ -204,7 +204,7 @@ impl Inner {
                 found.retain(|finding| again.1.contains(finding));
                 data = again.0;
             }
-            // One that was lost meanwhile may have been read while it was behind.
+            // A tree that left while it was read may have been behind.
             if self.trees.current() != [true; 2] {
                 return Err(Skipped::Away);
             }
@@ -239,7 +239,7 @@ fn numbers_in(open: &Open, dir: u64) -> Outcome<Vec<(u64, bool)>> {
 impl Twin {
     /// All directories and files in the tree that is read, by number from `from` on. What has no number yet
     /// is left out: the comparison of its directory shows it.
-    /// Ends early, with what was found, when `ends` says so.
+    /// Ends early, with a part of the places, when `ends` returns true.
     pub(crate) fn places(&self, from: u64, ends: impl Fn() -> bool) -> Result<Vec<Place>, Skipped> {
         let sides = self.inner.trees.sides();
         let side = self.inner.trees.first();
@@ -295,7 +295,7 @@ impl Twin {
                 let [a, b] = self
                     .inner
                     .ask_held(Pace::Slow, place, move |open| names(open, number))?;
-                // What has no number is in one tree only.
+                // An entry without a number exists in one tree only.
                 let strange = |names: &Names| names.1.values().any(Option::is_none);
                 Ok(a != b || strange(&a) || strange(&b))
             }
@@ -341,7 +341,7 @@ impl Twin {
         inner.compare_held(number, offset, len, None, known, |_, found| Ok(found))
     }
 
-    /// Gets these places of one tree from the other, of which a person said that it is right.
+    /// Copies these places from the tree that an administrator prefers to the other.
     pub(crate) fn get_again(&self, side: usize, places: &[Place], why: &str) -> bool {
         self.inner.trees.failed(side, why, places)
     }

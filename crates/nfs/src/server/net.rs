@@ -88,7 +88,7 @@ struct Connection {
     client: Peer,
     user: User,
     since: Instant,
-    /// A whole call has come over it: it is a client's, and stays for as long as that likes.
+    /// A complete call arrived, so the connection is never closed to make room.
     has_called: bool,
     budget: Arc<Budget>,
     assembler: Assembler,

@@ -507,7 +507,7 @@ fn a_client_has_only_so_many_connections() -> Result<()> {
     Ok(())
 }
 
-/// Silent connections, more than one user may have and more than there are places, do not keep out who calls.
+/// More silent connections than places do not keep out a client with a call.
 #[test]
 fn silent_connections_keep_nobody_out() -> Result<()> {
     let stage = Stage::new(LONG)?;

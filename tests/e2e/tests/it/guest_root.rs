@@ -97,7 +97,7 @@ fn fsynced_files_survive_power_cuts_and_kills() -> Result<()> {
                 hearth.start()?;
                 let so_far = done_in(&machine.console(), round);
                 enough(&mut machine, so_far + FILES_BEFORE)?;
-                machine.reset()?;
+                machine.reset().with_context(|| hearth.log())?;
                 note_done(&machine.console(), &mut ledger);
                 fscks = machine.console().matches("HEARTH-GUEST FSCK").count();
                 ensure!(fscks >= 2, "it was not checked after the reset");

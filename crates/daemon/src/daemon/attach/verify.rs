@@ -162,7 +162,7 @@ impl Daemon {
         };
         let has_changed = differs.is_some();
         let differs = differs.or_else(|| {
-            // What is dirty was compared for, and stays.
+            // The comparison protects dirty blocks. They stay.
             check.drop.then(|| DROPPED.to_owned())
         });
         let outcome = match differs {

@@ -281,7 +281,7 @@ impl Files {
     }
 
     /// True if a file that was written when the daemon died is what the cache believes. Corrupt blocks are no reason to throw
-    /// away what is dirty: their copies are dropped.
+    /// away dirty blocks: the copies of the corrupt blocks are dropped.
     fn still_same(&self, daemon: &Arc<Daemon>, id: DiskId, device: &Device, owed: u64) -> bool {
         let subject = compare::Subject {
             engine: &daemon.engine,
@@ -298,7 +298,7 @@ impl Files {
         let Some(corrupt) = subject.corrupt(end) else {
             return false;
         };
-        tracing::warn!(file = %device.name(), blocks = corrupt.len(), "some blocks of the file are not what was left there: their copies are dropped, and what is dirty stays");
+        tracing::warn!(file = %device.name(), blocks = corrupt.len(), "some blocks of the file are corrupt: their cached copies are dropped, and dirty blocks stay");
         for (block, sum) in corrupt {
             // Anything but its own checksum.
             daemon.engine.drop_unlike(id, block, &[!sum]);
@@ -728,7 +728,7 @@ impl Disks for Files {
         };
         let origin = lock(&daemon.stores.numbers.open).get(&disk).cloned();
         let parts = match origin.filter(|origin| !origin.is_scratch()) {
-            // What is not there of a scratch file is zeros without being told.
+            // Missing blocks of a scratch file read as zeros.
             None => vec![(offset, len)],
             // Elsewhere are zeros already, in the file and in whatever may still be read of it into the cache. Flash first: what is
             // written back meanwhile is found in the file then.

@@ -230,8 +230,10 @@ impl Server {
                     if self.dribble.load(Ordering::SeqCst) {
                         for byte in &data {
                             stream.write_all(&[*byte])?;
-                            // The pace of the answer: no condition is waited for.
-                            std::thread::sleep(Duration::from_millis(50));
+                            let pace = Duration::from_millis(50);
+                            let dribbles = |_: &mut _| self.dribble.load(Ordering::SeqCst);
+                            let state = lock(&self.state);
+                            drop(self.changed.wait_timeout_while(state, pace, dribbles));
                         }
                         continue;
                     }
