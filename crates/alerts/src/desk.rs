@@ -370,7 +370,7 @@ impl Desk {
         self.untold.push(entry);
     }
 
-    /// Things that are to be told with the next message.
+    /// Entries that wait for the next message.
     pub fn untold(&self) -> u64 {
         self.untold.len() as u64 + self.untold_more
     }
@@ -907,7 +907,7 @@ mod tests {
         }
     }
 
-    /// What clients can make happen takes neither the messages nor the places of what they have no part in.
+    /// Events that clients cause use up neither the messages nor the places of other events.
     #[test]
     fn dead_daemon_is_told_in_a_flood() {
         let mut told = Told::new();

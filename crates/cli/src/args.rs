@@ -378,7 +378,7 @@ pub struct Metrics {
     /// whoever asks
     #[arg(long, requires = "listen")]
     pub allow_remote: bool,
-    /// Name under which this host is asked, beside its own name, localhost and its addresses; may be given several times
+    /// Further name of this host that clients may use in the Host header; can be repeated
     #[arg(long = "name", value_name = "NAME", requires = "listen")]
     pub names: Vec<String>,
 }

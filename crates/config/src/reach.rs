@@ -1,4 +1,4 @@
-//! What of the host a caller may name who is not root.
+//! The files and servers that callers other than root may name.
 //!
 //! A caller who adds a disk decides what the daemon, which is root as a rule, opens and gives to a guest. So he
 //! can name nothing but files below the directories that the host's administrator listed, and exports of
@@ -18,7 +18,7 @@ const IMAGES: [&str; 6] = ["qcow2", "vmdk", "vdi", "vhdx", "raw", "file"];
 /// Where a body of a request is described.
 const SEE: &str = "see the API's description at /v1/openapi.json";
 
-/// What is listed.
+/// The lists of allowed paths and servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Reach<'a> {
     /// Directories below which files may be named, and devices.
@@ -145,7 +145,7 @@ impl Reach<'_> {
         self.paths.iter().filter_map(|r| fs::canonicalize(r).ok())
     }
 
-    /// An origin somebody wants to add, as the daemon is to open it.
+    /// An origin to be added, as the daemon opens it.
     pub fn origin(self, text: &str) -> Result<String, Fault> {
         if text.starts_with('/') {
             return Ok(self.file(Path::new(text))?.display().to_string());
@@ -171,7 +171,7 @@ impl Reach<'_> {
         Err(self.refused(format!("{text:?} is nothing you may have opened")))
     }
 
-    /// A flash device somebody wants to add: a file that is there, or a listed device, and no form of an image.
+    /// A flash device to be added: an existing file or a listed device, and no image format.
     pub fn flash(self, text: &str) -> Result<String, Fault> {
         Ok(self.file(Path::new(text))?.display().to_string())
     }

@@ -1,4 +1,4 @@
-//! What a pool says about the world outside it, and which of that this host's administrator has confirmed.
+//! The claims of a pool about the world outside it, and those that this host's administrator confirmed.
 //!
 //! A pool moves between hosts, and anything can have been written into it elsewhere. So the origin of a disk and the
 //! directories, address and clients of a datastore have no effect on a host until its administrator has confirmed them:
@@ -26,7 +26,7 @@ use crate::rundir::make_private_for;
 /// Superfluous lines with which a file is opened without being written anew.
 const SPARE_LINES: usize = 1024;
 
-/// What one disk or datastore of a pool says about the world outside the pool.
+/// The claim of one disk or datastore about the world outside the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Claim {
@@ -98,7 +98,7 @@ impl Claim {
         }
     }
 
-    /// What is claimed, in words.
+    /// The claim as a sentence.
     fn reaches(&self) -> String {
         let access = |read_only: bool| match read_only {
             true => "read-only",
@@ -160,7 +160,7 @@ fn datastores(registry: &Registry) -> impl Iterator<Item = Claim> {
     all.map(|record| Claim::of_datastore(&record))
 }
 
-/// What a change of a registry does to its claims.
+/// The effect of a registry change on its claims.
 #[derive(Debug, Default)]
 pub(crate) struct Changed {
     /// Claims made by this change, in place of none or of a confirmed one.

@@ -5,7 +5,7 @@
 //! root's, and of the host's files the group names only those that the administrator listed. The second service answers
 //! browsers, so it has a socket of its own with the calls that it makes, and no others.
 //!
-//! A call that is not in the table takes root: a new route is nobody's until somebody has thought about it.
+//! A call without an entry requires root, so a new route is closed until it has one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Listed {
     }
 }
 
-/// What a call takes.
+/// The right that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Right {
     /// To be root, or the user who runs the daemon.
