@@ -315,7 +315,7 @@ impl Device {
     /// says nothing of itself.
     pub fn hardware(&self) -> Option<u64> {
         let file = self.file().filter(|file| file.is_device())?;
-        crate::hardware::hardware(file.identity().ok()?.dev)
+        crate::identity::number(file.identity().ok()?.dev)
     }
 
     fn is_read_only(&self) -> bool {

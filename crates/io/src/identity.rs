@@ -20,12 +20,27 @@ const DEPTH_MAX: usize = 4;
 ///
 /// Reads sysfs and udev's database, and opens loop devices for a moment.
 pub fn identity(path: &Path) -> Option<String> {
-    identity_of(
-        &Running,
-        Path::new("/run/udev/data"),
-        block_number(path)?,
-        0,
-    )
+    identity_of_number(block_number(path)?)
+}
+
+fn identity_of_number(rdev: u64) -> Option<String> {
+    identity_of(&Running, Path::new("/run/udev/data"), rdev, 0)
+}
+
+/// The identity of the device with this number as a number that is never 0. It is kept over restarts: FNV-1a, 64 bits.
+pub(crate) fn number(rdev: u64) -> Option<u64> {
+    let identity = identity_of_number(rdev)?;
+    let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = identity.bytes().fold(0xcbf2_9ce4_8422_2325, add);
+    Some(hash.max(1))
+}
+
+/// True for an identity that another device gets when it takes the place of this one: a file's inode without its file
+/// system, and the names of slots that QEMU gives to SCSI and ATA drives without a serial number.
+pub fn is_position(identity: &str) -> bool {
+    let is_slot = |part: &&str| identity.contains(*part);
+    identity.starts_with("loop over inode")
+        || identity.contains("QEMU HARDDISK") && ["drive-", "QM0"].iter().any(is_slot)
 }
 
 /// A name of the same block device that outlives a reboot, for a path such as `/dev/sda1` that need not. `None` if the
@@ -201,6 +216,12 @@ mod tests {
         assert_eq!(of(volume).as_deref(), Some("dm LVM-x"));
         let looped = device(dir.path(), "loop0", 48, &[("loop/offset", "512")]);
         assert_eq!(of(looped).as_deref(), Some("loop over inode 77 at 512"));
+        assert!(is_position("loop over inode 77 at 512"));
+        assert!(is_position(
+            "wwn t10.ATA QEMU QEMU HARDDISK drive-scsi0 partition 1"
+        ));
+        assert!(!is_position("wwn naa.5000c500 1"));
+        assert!(!is_position("loop over dm LVM-x at 0"));
         let silly = "x".repeat(9000);
         let long = device(dir.path(), "sdb", 64, &[("serial", &silly)]);
         assert!(of(long).unwrap().len() <= IDENTITY_MAX + 10);

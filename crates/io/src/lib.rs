@@ -12,7 +12,6 @@ mod disk;
 mod doze;
 pub mod fault;
 pub mod file;
-mod hardware;
 mod helper;
 pub mod identity;
 mod lock;

@@ -976,6 +976,29 @@ fn is_zero(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn only_blank_ends_may_be_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("leg");
+        let file = std::fs::File::create(&path).unwrap();
+        let size = 8 << 20;
+        for (at, is_blank) in [
+            (2 << 20, true),
+            (0, false),
+            (BLANK - 1, false),
+            (size - BLANK, false),
+            (size - 1, false),
+        ] {
+            file.set_len(0).unwrap();
+            file.set_len(size).unwrap();
+            file.write_all_at(&[1], at).unwrap();
+            let spec = hearth_io::OriginSpec::file(&path);
+            let device = spec.open(hearth_io::OpenMode::default()).unwrap();
+            assert_eq!(not_blank(&device).is_none(), is_blank, "{at}");
+        }
+    }
 
     #[test]
     fn a_leg_that_goes_out_again_and_again_waits_longer_and_one_that_was_well_for_long_does_not() {

@@ -135,6 +135,17 @@ fn times(meta: &Metadata) -> (i64, i64) {
     )
 }
 
+/// With the latest times of all parts; `None` if one of them is no file.
+fn with_times_of(mut found: Identity, parts: &[PathBuf]) -> Option<Identity> {
+    for part in parts {
+        let meta = std::fs::metadata(part).ok().filter(Metadata::is_file)?;
+        let (mtime_ns, ctime_ns) = times(&meta);
+        found.mtime_ns = found.mtime_ns.max(mtime_ns);
+        found.ctime_ns = found.ctime_ns.max(ctime_ns);
+    }
+    Some(found)
+}
+
 impl Remote for ImageOrigin {
     fn name(&self) -> String {
         self.name.clone()
@@ -163,19 +174,10 @@ impl Remote for ImageOrigin {
     }
 
     /// The image file's own, with the times of the latest change to any file it is written through:
-    /// of an image that keeps its data elsewhere, its own file says little.
+    /// of an image that keeps its data elsewhere, its own file says little. None if some of it is on a device, whose times
+    /// do not show a change.
     fn identity(&self) -> Option<Identity> {
-        let mut found = self.identity_of_top()?;
-        for part in &self.parts {
-            // A device's times say nothing.
-            let meta = std::fs::metadata(part).ok()?;
-            if meta.is_file() {
-                let (mtime_ns, ctime_ns) = times(&meta);
-                found.mtime_ns = found.mtime_ns.max(mtime_ns);
-                found.ctime_ns = found.ctime_ns.max(ctime_ns);
-            }
-        }
-        Some(found)
+        with_times_of(self.identity_of_top()?, &self.parts)
     }
 
     fn identity_of_top(&self) -> Option<Identity> {
@@ -233,6 +235,17 @@ mod tests {
     use std::fs::File;
     use std::process::Command;
     use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn image_with_part_on_device_has_no_times() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = dir.path().join("data.raw");
+        std::fs::write(&part, "x").unwrap();
+        let top = super::Identity::default();
+        let found = super::with_times_of(top, std::slice::from_ref(&part));
+        assert!(found.is_some_and(|found| found.mtime_ns > 0));
+        assert_eq!(super::with_times_of(top, &[part, "/dev/null".into()]), None);
+    }
 
     /// Its data lies in another file: who writes that changes the image.
     #[test]

@@ -277,6 +277,11 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// True if there was no owner's record before this claim.
+    pub fn is_new(&self) -> bool {
+        self.fresh
+    }
+
     /// The disk is there to stay: so is its record.
     pub fn keep(&mut self) {
         self.fresh = false;

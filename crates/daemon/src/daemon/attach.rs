@@ -407,7 +407,7 @@ impl Daemon {
         drop(disks);
         self.tell(turn, event);
         if let Some((device, check)) = to_check {
-            self.check_later(id, device, check);
+            self.check_later(id, &device, check);
         }
         self.look_at_pins();
         rest

@@ -730,8 +730,9 @@ impl Control for Arc<Daemon> {
             ..record
         };
         record.device = origin::device_identity(&record);
-        let is_anonymous =
-            record.mirror.is_none() && record.device.is_empty() && opened.has_no_times();
+        let is_anonymous = record.mirror.is_none()
+            && (record.device.is_empty() || hearth_io::identity::is_position(&record.device))
+            && opened.has_no_times();
         let id = record.id;
         self.admit(&turn, &spec, record, opened)?;
         attempt.end();

@@ -258,3 +258,46 @@ fn corrupt_block_keeps_dirty_data_after_crash() -> Result<()> {
     lab.hearth.stop()?;
     Ok(())
 }
+
+/// A file without dirty blocks is served at once after a crash, and no cached copy answers before it was compared.
+#[test]
+fn file_changed_after_crash_serves_no_older_blocks() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let disk = written_disk(&lab)?;
+    let mut client = lab.client()?;
+    for round in 1..=2u8 {
+        lab.hearth.kill9()?;
+        let file = lab.vms.join("disk.img");
+        corrupt(&file, 300 * BLOCK)?;
+        corrupt(&file, u64::from(round) * 400 * BLOCK)?;
+        let content = fs::read(&file)?;
+        lab.hearth.start()?;
+        client = lab.client()?;
+        let reads_all = |client: &mut _| -> Result<bool> {
+            let mut all = Vec::new();
+            for at in (0..SIZE).step_by(64 << 10) {
+                all.extend(read(client, &disk, at, 64 << 10)?);
+            }
+            Ok(all == content)
+        };
+        ensure!(reads_all(&mut client)?, "a stale block was served");
+        // The drop of the copies survives the next crash, and so does a write.
+        until("the copies are compared", LIMIT, || {
+            let log = lab.hearth.log();
+            log.contains("the file changed while Hearth was stopped")
+                .then_some(())
+        })
+        .with_context(|| lab.hearth.log())?;
+        ensure!(reads_all(&mut client)?, "a stale block was served");
+        write(
+            &mut client,
+            &disk,
+            2 << 20,
+            &pattern(2 << 20, round, 64 << 10),
+        )?;
+        lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    }
+    drop(client);
+    lab.hearth.stop()?;
+    Ok(())
+}

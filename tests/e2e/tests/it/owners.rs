@@ -209,6 +209,45 @@ fn a_takeover_waits_for_signs_of_life() -> Result<()> {
     Ok(())
 }
 
+/// Another host that took a disk over and removed it leaves no record. Dirty blocks from before are not written then.
+#[test]
+fn missing_record_with_dirty_blocks_is_fenced() -> Result<()> {
+    let Some(Hosts {
+        mut one,
+        two,
+        shared,
+        here,
+        ..
+    }) = Hosts::start("owners: a missing record")?
+    else {
+        return Ok(());
+    };
+    drop(two);
+    let file = here.dir.join("d.raw");
+    one.stop()?;
+    one.serve_args = ["--destage-rate", "4K"].map(str::to_owned).to_vec();
+    one.start()?;
+    one.add("d", path(&file), &[])?;
+    let mut client = one.connect("d")?;
+    client.write(0, &[7; 1 << 20])?;
+    client.flush()?;
+    one.kill9()?;
+    std::fs::remove_file(shared.join(".d.raw.hearth-owner"))?;
+    let before = std::fs::read(shared.join("d.raw"))?;
+    one.start()?;
+    is_fenced(&one)?;
+    one.kill9()?;
+    one.start()?;
+    is_fenced(&one)?;
+    ensure!(
+        std::fs::read(shared.join("d.raw"))? == before,
+        "dirty blocks were written"
+    );
+    one.ok(&["disk", "set", "d", "--trust", "flash"])?;
+    ensure!(one.connect("d")?.read(0, 4096)? == [7; 4096]);
+    one.stop().map(drop)
+}
+
 /// Where nobody can see who else writes an origin, the user is asked.
 #[test]
 fn a_bare_export_wants_a_word() -> Result<()> {

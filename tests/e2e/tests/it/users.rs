@@ -582,6 +582,42 @@ fn of_two_disks_on_the_same_data_the_first_is_served() -> Result<()> {
     Ok(())
 }
 
+/// A drive of another owner that got a leg's name at a reboot.
+#[test]
+fn stranger_with_leg_name_is_not_overwritten() -> Result<()> {
+    let mut hearth = Hearth::serving("64M")?;
+    let legs = ["a.raw", "b.raw"].map(|name| hearth.dir().join(name));
+    for leg in &legs {
+        std::fs::File::create(leg)?.set_len(8 * MIB)?;
+    }
+    let stranger = hearth.origin("c.raw", 8 * MIB)?;
+    let devices = legs
+        .each_ref()
+        .map(|file| Loop::new("users: a stranger", file, &[]));
+    let [Some(one), Some(two)] = devices else {
+        return Ok(());
+    };
+    let mirror = ["--mirror", &one.0, "--mirror", &two.0];
+    hearth.ok(&[&["disk", "add", "d"][..], &mirror].concat())?;
+    hearth.connect("d")?.write(0, &[0xEE; 65536])?;
+    hearth.ok(&["disk", "flush", "d"])?;
+    hearth.stop()?;
+    let before = std::fs::read(&stranger)?;
+    ensure!(run("losetup", &["--detach", &two.0])?.status.success());
+    ensure!(run("losetup", &[&two.0, path(&stranger)])?.status.success());
+    hearth.start()?;
+    becomes(&hearth, "d", "attached")?;
+    let words = hearth.ok(&["disk", "show", "d"])?;
+    names(&words, &["another device is in its place"])?;
+    ensure!(hearth.connect("d")?.read(0, 65536)? == [0xEE; 65536]);
+    hearth.stop()?;
+    ensure!(
+        std::fs::read(&stranger)? == before,
+        "the stranger's drive was written"
+    );
+    Ok(())
+}
+
 /// An image is opened by a process of ours, which locks it; what it lies on, we do.
 #[test]
 fn an_image_on_a_loop_device_has_one_user() -> Result<()> {

@@ -99,6 +99,9 @@ impl Daemon {
             }
             admission::failure(&e)
         })?;
+        if take == Take::Free && trust.is_none() {
+            self.check_still_ours(record, &ownership)?;
+        }
         // The disk is in the registry, perhaps with something dirty on flash: so is its owner's record to
         // stay, whatever comes of this attempt.
         if let Some(claim) = &mut ownership.claim {
@@ -122,6 +125,23 @@ impl Daemon {
             looks.clean_fits = all.is_complete() && all.differs.is_none();
         }
         Ok(Opened::looked_at(device, identity, looks, chain, ownership))
+    }
+
+    /// Refuses a disk with dirty blocks whose owner's record is gone from shared storage. This pool leaves its record there
+    /// over stops and crashes: another host took the disk over, and removed it since.
+    fn check_still_ours(&self, record: &DiskRecord, ownership: &super::Ownership) -> Result<()> {
+        let is_new = ownership
+            .claim
+            .as_ref()
+            .is_some_and(hearth_origin::owner::Claim::is_new);
+        let owed = self.engine.status(record.id).unwrap_or_default();
+        if !is_new || owed.owed_blocks() == 0 {
+            return Ok(());
+        }
+        tracing::warn!(disk = %record.name, "the record that this pool owns the origin is gone: another host has used the disk");
+        // Durable before this claim is given up: the next start must not find a record of ours and go on.
+        let record = self.note_fenced(record.id, &record.name)?;
+        Err(self.fenced(&record))
     }
 
     /// Says what becomes of an origin that was looked at. Drops clean blocks that may be old.
@@ -384,6 +404,7 @@ impl Daemon {
             ));
             return looks;
         }
+        let is_known = is_named && !hearth_io::identity::is_position(&looks.device);
         let is_file = origin::has_times(record, device, now.as_ref());
         let shows = is_file || self.handed_over.load(Ordering::Relaxed);
         if shows && record.clean_detach && !touched || record.on_start == OnStart::Keep {
@@ -404,9 +425,9 @@ impl Daemon {
                 "its content at offset {offset} is not what was left there{}",
                 since.unwrap_or_default()
             ));
-        } else if owed > 0 && found.equal == 0 && !is_file && !is_named && record.mirror.is_none() {
+        } else if owed > 0 && found.equal == 0 && !is_file && !is_known && record.mirror.is_none() {
             looks.differs = Some(
-                "nothing shows that it is the same disk: it has no serial number or other identity, and none of its cached blocks could be compared".to_owned(),
+                "nothing shows that it is the same disk: it has no serial number or other identity of its own, and none of its cached blocks could be compared".to_owned(),
             );
         } else {
             looks.doubt = Some(match is_file && !touched {

@@ -10,13 +10,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use hearth_datastore::port::Port;
 use hearth_engine::api::{DiskId, ReqOp, Request};
 use hearth_io::beneath::Node;
-use hearth_io::{BLOCK, Device};
+use hearth_io::{BLOCK, Device, Target};
 
 use super::judge::which_side;
 use crate::api::types::CacheCheck;
@@ -42,7 +42,7 @@ const DROPPED: &str = "its cache is to be dropped at each start";
 /// What has to be compared of a disk.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::daemon) struct Check {
-    /// Something was dirty at the start.
+    /// Something was dirty at the start, and the disk is to be refused if a block differs.
     pub(in crate::daemon) owed: bool,
     /// Nothing is compared: all clean copies are to be dropped.
     pub(in crate::daemon) drop: bool,
@@ -52,7 +52,8 @@ pub(in crate::daemon) struct Check {
 
 struct Job {
     id: DiskId,
-    device: Arc<Device>,
+    /// A disk that waits for its turn can be closed.
+    device: Weak<Device>,
     check: Check,
     /// How often it could not be read.
     tries: u32,
@@ -63,13 +64,18 @@ struct Job {
 pub(in crate::daemon) struct Checks(Mutex<BTreeMap<Spot, (VecDeque<Job>, Instant)>>);
 
 impl Daemon {
-    /// Has a disk compared on a thread of its drive.
-    pub(super) fn check_later(self: &Arc<Daemon>, id: DiskId, device: Arc<Device>, check: Check) {
+    /// Has a disk, or a file of a datastore, compared on a thread of its drive.
+    pub(in crate::daemon) fn check_later(
+        self: &Arc<Daemon>,
+        id: DiskId,
+        device: &Arc<Device>,
+        check: Check,
+    ) {
         let drive = self.drive_of(id);
         let mut checks = lock(&self.checks.0);
         let job = Job {
             id,
-            device,
+            device: Arc::downgrade(device),
             check,
             tries: 0,
         };
@@ -109,11 +115,14 @@ impl Daemon {
                 Node::File { .. } => None,
             });
         drop(grounds);
-        let origin = || self.seen.record(id).map(|record| record.origin.clone());
-        match lowest {
-            Some(rdev) => Spot::new(format!("block device {rdev:#x}")),
-            None => spot::of(&origin().unwrap_or_default()),
+        if let Some(rdev) = lowest {
+            return Spot::new(format!("block device {rdev:#x}"));
         }
+        if let Some(path) = self.stores.numbers.path_of(id) {
+            return spot::Mounts::now().spot_of_path(&path);
+        }
+        let origin = self.seen.record(id).map(|record| record.origin.clone());
+        spot::of(&origin.unwrap_or_default())
     }
 
     /// The next disk of a drive and when its share of the time ends; none ends the drive's thread.
@@ -132,9 +141,10 @@ impl Daemon {
 
     /// Compares a disk; false if nothing of its origin could be read.
     fn check(self: &Arc<Daemon>, job: &Job, end: Instant) -> bool {
-        let Job {
-            id, device, check, ..
-        } = job;
+        let Job { id, check, .. } = job;
+        let Some(device) = &job.device.upgrade() else {
+            return true;
+        };
         let name = self.name_of(*id);
         let differs = if check.drop && !check.owed {
             Some(DROPPED.to_owned())
@@ -202,7 +212,13 @@ impl Daemon {
             let check = slot.session.check.as_mut();
             check.map(|check| *check = CacheCheck { compared, cached })
         });
-        noted.flatten().is_some()
+        noted.flatten().is_some() || self.is_served_file(id, device)
+    }
+
+    /// True for a file of a datastore that was not closed since it got this device.
+    fn is_served_file(&self, id: DiskId, device: &Arc<Device>) -> bool {
+        let now = self.targets.get(Target::Origin(id));
+        self.stores.numbers.has(id) && now.is_some_and(|now| Arc::ptr_eq(&now, device))
     }
 
     /// From here on the clean copies of a disk count, and its dirty blocks may be written back.
@@ -211,16 +227,27 @@ impl Daemon {
             slot.session.check = None;
             self.engine.set_verified(id, true);
         });
+        if self.is_served_file(id, device) {
+            self.engine.set_verified(id, true);
+        }
         self.poke();
     }
 
     /// Drops the clean copies of a served disk.
-    fn drop_copies(&self, id: DiskId, name: &str, device: &Device, why: &str) -> Result<()> {
-        // A crash before the drop is durable must not bring the copies back.
-        self.note_distrust(id, name)?;
+    fn drop_copies(&self, id: DiskId, name: &str, device: &Arc<Device>, why: &str) -> Result<()> {
+        // A crash before the drop is durable must not bring the copies back. A file of a datastore is compared again
+        // after a crash, whatever is noted of it; the note would throw away what clients wrote since.
+        let is_file = self.is_served_file(id, device);
+        if !is_file {
+            self.note_distrust(id, name)?;
+        }
         self.at_rest(&format!("drop the cache of {name}"), || {
             self.engine.drop_clean(id)
         })?;
+        if is_file {
+            tracing::warn!(file = %name, "the file changed while Hearth was stopped ({why}); its cache is dropped");
+            return Ok(());
+        }
         let now = origin::identity(device);
         lock(&self.pool).change_or_keep(|registry| {
             if let Some(record) = registry.by_id_mut(id) {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use hearth_nfs::v3::Status;
 use hearth_trees::large;
 
 use super::super::admission::RULES;
+use super::super::attach::Check;
 use super::super::control::check_share;
 use super::super::homeless::{SEGMENTS_MIN, check_promise};
 use super::super::{Daemon, REST_PACE, REST_TIME, lock};
@@ -40,6 +41,10 @@ const KEEP_STEP: u64 = 1 << 20;
 
 /// Longest wait for the last user of a file that is being closed.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
+/// Longest comparison of a file with dirty blocks before it is served after a crash, not counting the newest clean blocks.
+const DIRTY_FITS_TIME: Duration = Duration::from_secs(1);
+/// Longest comparison of a file that is served meanwhile.
+const CLEAN_FITS_TIME: Duration = Duration::from_secs(3);
 /// Longest comparison of a file whose time of change alone is another.
 const STILL_FITS_TIME: Duration = Duration::from_secs(2);
 
@@ -106,6 +111,11 @@ impl Numbers {
             .collect()
     }
 
+    /// Where the file of one of them is now.
+    pub(in crate::daemon) fn path_of(&self, id: DiskId) -> Option<PathBuf> {
+        lock(&self.open).get(&id)?.path()
+    }
+
     /// What they look like, for the promise that they stay so.
     pub(in crate::daemon) fn leave(&self) -> Vec<(DiskId, OriginIdentity)> {
         let open = lock(&self.open).clone();
@@ -141,6 +151,8 @@ pub(super) struct Files {
     daemon: Weak<Daemon>,
     store: String,
     hands: Arc<Hands>,
+    /// Held while a file with dirty blocks is compared.
+    judging: Mutex<()>,
     /// Settings by names.
     rules: Matching,
     /// Files have every write before it is answered.
@@ -155,6 +167,7 @@ impl Files {
             daemon: Arc::downgrade(daemon),
             store: store.name.clone(),
             hands: Hands::start()?,
+            judging: Mutex::new(()),
             rules: Matching::new(&store.directory, &store.rules),
             held: AtomicBool::new(store.hold),
             clash: Mutex::default(),
@@ -280,30 +293,37 @@ impl Files {
         true
     }
 
-    /// True if a file that was written when the daemon died is what the cache believes. Corrupt blocks are no reason to throw
-    /// away dirty blocks: the copies of the corrupt blocks are dropped.
-    fn still_same(&self, daemon: &Arc<Daemon>, id: DiskId, device: &Device, owed: u64) -> bool {
+    /// True if a file that was written when the daemon died is what the cache believes, and its dirty blocks may be used.
+    /// Corrupt blocks are no reason to throw away dirty blocks: the copies of the corrupt blocks are dropped.
+    fn still_same(
+        &self,
+        daemon: &Arc<Daemon>,
+        id: DiskId,
+        device: &Device,
+    ) -> std::result::Result<bool, NotNow> {
         let subject = compare::Subject {
             engine: &daemon.engine,
             id,
             device,
         };
-        if subject.brief().differs.is_none() {
-            return true;
-        }
-        if owed == 0 {
-            return false;
+        // One file at a time: they share a drive.
+        let _turn = lock(&self.judging);
+        let end = Instant::now() + DIRTY_FITS_TIME;
+        let found = subject.thorough(end, |_, _| true);
+        if found.differs.is_none() {
+            let is_unread = found.equal == 0 && found.unread > 0;
+            return (!is_unread).then_some(true).ok_or(NotNow::Wait);
         }
         let end = Instant::now() + STILL_FITS_TIME;
         let Some(corrupt) = subject.corrupt(end) else {
-            return false;
+            return Ok(false);
         };
         tracing::warn!(file = %device.name(), blocks = corrupt.len(), "some blocks of the file are corrupt: their cached copies are dropped, and dirty blocks stay");
         for (block, sum) in corrupt {
             // Anything but its own checksum.
             daemon.engine.drop_unlike(id, block, &[!sum]);
         }
-        true
+        Ok(true)
     }
 
     /// Serves a file that has been a disk before.
@@ -350,8 +370,11 @@ impl Files {
             // Nothing was done to it but what changes no content.
             Some(left) => (left.size, left.mtime_ns) == (looks.size, looks.modified_ns),
             None if scratch => false,
-            None => self.still_same(daemon, id, &device, owed),
+            // It can be served meanwhile, from the file.
+            None if owed == 0 => true,
+            None => self.still_same(daemon, id, &device)?,
         };
+        let is_unverified = fits && left.is_none() && owed == 0 && !record.void;
         if !fits {
             if scratch {
                 tracing::info!(file = %device.name(), "the scratch file is not as it was left; it begins empty");
@@ -381,6 +404,7 @@ impl Files {
             Vec::new()
         };
         let settled = Arc::new(AtomicBool::new(behind.is_empty()));
+        daemon.engine.set_verified(id, !is_unverified);
         self.serve(daemon, &record, origin, &settled)?;
         let zero = |from, to| {
             let zeroed = self.zero(id, from, to - from);
@@ -393,6 +417,14 @@ impl Files {
         settled.store(true, Ordering::Release);
         // Whoever changed the rules meanwhile did not find the file among those that are open.
         self.resettle(daemon, id, origin);
+        if is_unverified && let Some(device) = daemon.targets.get(Target::Origin(id)) {
+            let check = Check {
+                owed: false,
+                drop: false,
+                time: CLEAN_FITS_TIME,
+            };
+            daemon.check_later(id, &device, check);
+        }
         Ok(id)
     }
 
@@ -618,13 +650,15 @@ impl Disks for Files {
         let Ok(look) = origin.leave() else {
             return false;
         };
+        // What was not compared is compared when it is opened again.
+        let is_verified = !daemon.engine.is_unverified(disk);
         if !self.is_drained(disk) || !self.end(&daemon, disk) {
             return false;
         }
         let stored = lock(&daemon.pool).change_or_keep(|registry| {
             if let Some(record) = registry.by_id_mut(disk) {
                 record.origin_identity = Some(identity(look));
-                record.clean_detach = true;
+                record.clean_detach = is_verified;
             }
             Ok(())
         });
