@@ -5,7 +5,7 @@
 //! and put in here.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_health::Report;
+use hearth_io::peer::{User, user};
 use hearth_io::until::Until;
 use hearth_metrics::{Form, Judged, with_health};
 use hearth_monitor::part::Context;
@@ -57,7 +58,7 @@ fn too_far(at: SocketAddr, allowed: bool) -> Option<String> {
 }
 
 fn bind(at: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
-    let listener = TcpListener::bind(at).map_err(|e| {
+    let listener = hearth_io::peer::listen(at).map_err(|e| {
         Error::unavailable(
             format!("cannot listen on {at}: {e}"),
             "choose another address or port",
@@ -82,19 +83,24 @@ fn serve(source: &Arc<Source>, listener: &TcpListener, over: impl Fn() -> bool) 
             // A client that went away needs no answer.
             thread.spawn(move || drop(answer(&source, &stream, &client)))
         });
-        if admitted.is_err() {
+        match admitted {
+            // Its places are taken, or it went away.
+            Err(e) if matches!(e.kind(), ErrorKind::ResourceBusy | ErrorKind::NotConnected) => {}
             // No descriptors or threads, perhaps: not at once again.
-            std::thread::sleep(Duration::from_millis(100));
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            Ok(_) => {}
         }
     }
 }
 
-/// Clients at the same time.
+/// Clients at the same time, of all and of one user: an address, or an account of this host.
 const CLIENTS_MAX: usize = 32;
+const CLIENTS_OF_ONE: usize = 16;
 
 /// A client that is being served.
 struct Entry {
     id: u64,
+    user: User,
     stream: TcpStream,
     /// Its request was not read yet.
     is_silent: bool,
@@ -114,13 +120,18 @@ impl Clients {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits a client, in the place of the one that was silent for the longest time if there is no other.
+    /// Admits a client. If there is no place, the one that was silent for the longest time makes room: of the same user if that
+    /// has its share.
     fn admit(&self, stream: &TcpStream) -> std::io::Result<Admitted> {
+        let user = user(stream.local_addr()?, stream.peer_addr()?);
         let mut all = self.lock();
-        if all.1.len() >= CLIENTS_MAX {
-            let silent = all.1.iter().position(|client| client.is_silent);
+        let of_one = all.1.iter().filter(|client| client.user == user).count();
+        let is_over = of_one >= CLIENTS_OF_ONE;
+        if is_over || all.1.len() >= CLIENTS_MAX {
+            let can_go = |client: &Entry| client.is_silent && (client.user == user || !is_over);
+            let silent = all.1.iter().position(can_go);
             let silent = silent.and_then(|at| all.1.remove(at));
-            let silent = silent.ok_or(std::io::ErrorKind::ResourceBusy)?;
+            let silent = silent.ok_or(ErrorKind::ResourceBusy)?;
             // Its thread ends with the connection.
             let _ = silent.stream.shutdown(Shutdown::Both);
         }
@@ -128,6 +139,7 @@ impl Clients {
         all.0 += 1;
         all.1.push_back(Entry {
             id,
+            user,
             stream: stream.try_clone()?,
             is_silent: true,
         });

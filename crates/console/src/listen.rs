@@ -118,7 +118,11 @@ async fn open(config: &Config) -> Result<Option<Open>, Fault> {
     }
     settings.check(&Accounts::read(&config.home)?)?;
     let tls = settings.tls.as_ref().map(acceptor).transpose()?;
-    let listener = TcpListener::bind(settings.listen).await.map_err(|e| {
+    let listener = hearth_io::peer::listen(settings.listen).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    });
+    let listener = listener.map_err(|e| {
         Fault::new(
             format!("cannot listen on {}: {e}", settings.listen),
             "name another address with hearth console enable --listen",

@@ -99,7 +99,7 @@ impl Sockets {
         let left = self.take(&name).map(TcpListener::from).filter(same);
         let listener = match left {
             Some(listener) => listener,
-            None => TcpListener::bind(address)?,
+            None => hearth_io::peer::listen(address)?,
         };
         self.note(&name, &listener);
         Ok(listener)

@@ -119,7 +119,7 @@ impl Server {
         let mut listeners = config
             .listen
             .iter()
-            .map(TcpListener::bind)
+            .map(|at| peer::listen(*at))
             .collect::<io::Result<Vec<_>>>()?;
         let addresses = listeners
             .iter()
@@ -128,7 +128,7 @@ impl Server {
         let mut datagrams = None;
         let mut portmap_at = None;
         if let Some(at) = config.portmap {
-            let tcp = TcpListener::bind(at)?;
+            let tcp = peer::listen(at)?;
             let at = tcp.local_addr()?;
             datagrams = Some(UdpSocket::bind(at)?);
             portmap_at = Some(at);

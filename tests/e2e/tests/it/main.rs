@@ -42,6 +42,7 @@ mod flash_only;
 mod flash_place;
 mod flash_removed;
 mod flash_trimmed;
+mod flood;
 mod guest_attach;
 mod guest_exercised;
 mod guest_files;
