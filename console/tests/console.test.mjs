@@ -161,6 +161,11 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await page.getByText("is no size").waitFor();
     await page.getByRole("button", { name: "As it was" }).click();
     await page.getByRole("button", { name: "Flush" }).click();
+    // Enter twice does nothing: the dialog does not begin at the dangerous button.
+    await page.getByRole("button", { name: "Remove…" }).press("Enter");
+    await page.getByRole("dialog").getByRole("button", { name: "Remove" }).waitFor();
+    await page.keyboard.press("Enter");
+    await page.getByRole("dialog").waitFor({ state: "hidden" });
     await page.getByRole("button", { name: "Remove…" }).click();
     await page.getByRole("dialog").getByRole("button", { name: "Remove" }).click();
     await refreshed(page.getByText("There is nothing here"));

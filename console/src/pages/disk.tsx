@@ -1,6 +1,6 @@
 // One disk: what it does, what it could do, and what can be done with it.
 import { useState } from "preact/hooks";
-import { diskPath, patch, post, type AdviceReport, type Disk as Info, type DiskStats } from "../api";
+import { diskPath, patch, post, type AdviceReport, type Disk as Info, type DiskStats, type Schemas } from "../api";
 import { bytes, byteRate, clock, digits, micros, percent, rate, seconds } from "../format";
 import { useLive } from "../live";
 import { Curve } from "../parts/curve";
@@ -54,6 +54,7 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
   const [removing, setRemoving] = useState(false);
   const under = disk.state === "flushing" || disk.state === "removing";
   const onFlash = disk.home === "flash" || disk.home === "scratch";
+  const isUsed = disk.connections > 0 || (disk.clients ?? []).length > 0;
   return (
     <>
       <header class="page">
@@ -114,21 +115,21 @@ function Head({ disk, again }: { disk: Info; again: () => void }) {
           stays, and is the disk.`
           )}
         </p>
-        {disk.connections > 0 && (
+        {isUsed && (
           <Notice kind="warn">
-            {disk.connections} {disk.connections === 1 ? "connection is" : "connections are"} open: a virtual machine that
-            uses the disk loses it.
+            {(disk.clients ?? []).map(clientName).join(", ") || `${disk.connections} connections`}{" "}
+            {(disk.clients ?? []).length === 1 ? "uses" : "use"} it now. A virtual machine that uses the disk loses it.
           </Notice>
         )}
         <Act
           class="danger"
-          act={() => post(diskPath(disk.name, "/remove"), { yes: disk.connections > 0, discard_dirty: onFlash })}
+          act={() => post(diskPath(disk.name, "/remove"), { yes: isUsed, discard_dirty: onFlash })}
           done={() => {
             setRemoving(false);
             again();
           }}
         >
-          {disk.connections > 0 ? "Cut them off and remove" : onFlash ? "Throw it away" : "Remove"}
+          {isUsed ? "Cut them off and remove" : onFlash ? "Throw it away" : "Remove"}
         </Act>{" "}
         <button type="button" onClick={() => setRemoving(false)}>
           Keep it
@@ -413,6 +414,10 @@ export const Attach = ({ name }: { name: string }) => (
   />
 );
 
+function clientName(c: Schemas["ClientInfo"]) {
+  return (c.address ?? c.command ?? (c.pid ? `process ${c.pid}` : "a client")) + (c.name ? ` (${c.name})` : "");
+}
+
 function Who({ disk }: { disk: Info }) {
   const clients = disk.clients ?? [];
   return (
@@ -423,9 +428,12 @@ function Who({ disk }: { disk: Info }) {
         <ul>
           {clients.map((c, i) => (
             <li key={i}>
-              {c.kind}: {c.address ?? c.command ?? (c.pid ? `process ${c.pid}` : "a client")}
-              {c.name ? ` (${c.name})` : ""}, {c.connections} {c.connections === 1 ? "connection" : "connections"},{" "}
-              {c.writes ? "writes" : "only reads"}, since {clock(c.since * 1000)}
+              {c.kind}: {clientName(c)}
+              {c.connections === 0
+                ? ", not connected since the daemon started"
+                : `, ${c.connections} ${c.connections === 1 ? "connection" : "connections"}, ${
+                    c.writes ? "writes" : "only reads"
+                  }, since ${clock(c.since * 1000)}`}
             </li>
           ))}
         </ul>

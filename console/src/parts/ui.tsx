@@ -144,6 +144,12 @@ export function Act({
   );
 }
 
+/** What a second Enter may hit: a field if there is one, otherwise the button that changes nothing. */
+function safest(dialog: HTMLDialogElement): HTMLElement | null | undefined {
+  const field = dialog.querySelector<HTMLElement>("input, select, textarea");
+  return field ?? [...dialog.querySelectorAll<HTMLElement>("button:not(.danger)")].pop();
+}
+
 /** Asks before something is done that cannot be undone. */
 export function Ask({
   open,
@@ -159,7 +165,10 @@ export function Ask({
   const ref = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     const dialog = ref.current;
-    if (open && dialog && !dialog.open) dialog.showModal();
+    if (open && dialog && !dialog.open) {
+      dialog.showModal();
+      safest(dialog)?.focus();
+    }
     if (!open && dialog?.open) dialog.close();
   }, [open]);
   return (

@@ -57,8 +57,8 @@ mod upgrade;
 mod usage;
 mod versions;
 
-use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use args::{Cli, Command};
 use hearth_daemon::api::types::ErrorBody;
@@ -83,6 +83,9 @@ type Outcome = Result<(), Failure>;
 
 /// Exit status after Ctrl-C: 128 + SIGINT, as shells do.
 const EXIT_INTERRUPTED: u8 = 130;
+
+/// Longest wait for the reader of a daemon's log when it ends.
+const LOG_TIME: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let cli = match usage::parse() {
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         Command::Console(command) => console::run(&global, command),
         Command::AttachHelp(args) => attach::run(&global, &args),
     };
+    hearth_daemon::log::flush(LOG_TIME);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Interrupted(ended)) => {
@@ -148,8 +152,7 @@ fn report(json: bool, fault: Fault) {
     } else {
         table::shown(&format!("hearth: {fault}"))
     };
-    // Nobody can be told that standard error is gone.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    hearth_daemon::log::end_with(&text);
 }
 
 /// Prints `value` as JSON.

@@ -300,6 +300,7 @@ fn plan_text(plan: &Plan) -> String {
 fn control(global: &Global, args: &MemoryRun) -> Outcome {
     log_to_stderr(args.log.as_deref(), args.log_format)?;
     let config = settings(&args.host)?;
+    hearth_daemon::signals::survive()?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.clone())

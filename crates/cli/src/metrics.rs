@@ -4,17 +4,17 @@
 //! as anybody may: nothing that strangers send reaches the process that serves disks. Health is the second service's,
 //! and put in here.
 
-use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearth_daemon::client::Client;
 use hearth_daemon::error::Error;
 use hearth_health::Report;
-use hearth_io::peer::{User, user};
+use hearth_io::limiter::{Limiter, Place};
+use hearth_io::peer::user;
 use hearth_io::until::Until;
 use hearth_metrics::{Form, Judged, with_health};
 use hearth_monitor::part::Context;
@@ -71,17 +71,21 @@ fn bind(at: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
 /// Answers clients at the same time until it is over. When there are as many as allowed, the one that has not sent its request
 /// for the longest time makes room: silent clients must not keep Prometheus out.
 fn serve(source: &Arc<Source>, listener: &TcpListener, over: impl Fn() -> bool) {
-    let clients = Clients::default();
+    let limiter = Limiter::new(CLIENTS_MAX, CLIENTS_OF_ONE);
     for stream in listener.incoming() {
         if over() {
             return;
         }
         let admitted = stream.and_then(|stream| {
-            let client = clients.admit(&stream)?;
+            let user = user(stream.local_addr()?, stream.peer_addr()?);
+            let place = limiter.enter(user).ok_or(ErrorKind::ResourceBusy)?;
+            let other = stream.try_clone()?;
+            // The thread of a connection ends with it.
+            place.ends_with(move || drop(other.shutdown(Shutdown::Both)));
             let source = source.clone();
             let thread = std::thread::Builder::new().name("metrics".to_owned());
             // A client that went away needs no answer.
-            thread.spawn(move || drop(answer(&source, &stream, &client)))
+            thread.spawn(move || drop(answer(&source, &stream, &place)))
         });
         match admitted {
             // Its places are taken, or it went away.
@@ -96,74 +100,6 @@ fn serve(source: &Arc<Source>, listener: &TcpListener, over: impl Fn() -> bool) 
 /// Clients at the same time, of all and of one user: an address, or an account of this host.
 const CLIENTS_MAX: usize = 32;
 const CLIENTS_OF_ONE: usize = 16;
-
-/// A client that is being served.
-struct Entry {
-    id: u64,
-    user: User,
-    stream: TcpStream,
-    /// Its request was not read yet.
-    is_silent: bool,
-}
-
-#[derive(Clone, Default)]
-struct Clients(Arc<Mutex<(u64, VecDeque<Entry>)>>);
-
-/// A client's place; leaves it when dropped.
-struct Admitted {
-    clients: Clients,
-    id: u64,
-}
-
-impl Clients {
-    fn lock(&self) -> MutexGuard<'_, (u64, VecDeque<Entry>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Admits a client. If there is no place, the one that was silent for the longest time makes room: of the same user if that
-    /// has its share.
-    fn admit(&self, stream: &TcpStream) -> std::io::Result<Admitted> {
-        let user = user(stream.local_addr()?, stream.peer_addr()?);
-        let mut all = self.lock();
-        let of_one = all.1.iter().filter(|client| client.user == user).count();
-        let is_over = of_one >= CLIENTS_OF_ONE;
-        if is_over || all.1.len() >= CLIENTS_MAX {
-            let can_go = |client: &Entry| client.is_silent && (client.user == user || !is_over);
-            let silent = all.1.iter().position(can_go);
-            let silent = silent.and_then(|at| all.1.remove(at));
-            let silent = silent.ok_or(ErrorKind::ResourceBusy)?;
-            // Its thread ends with the connection.
-            let _ = silent.stream.shutdown(Shutdown::Both);
-        }
-        let id = all.0;
-        all.0 += 1;
-        all.1.push_back(Entry {
-            id,
-            user,
-            stream: stream.try_clone()?,
-            is_silent: true,
-        });
-        Ok(Admitted {
-            clients: self.clone(),
-            id,
-        })
-    }
-}
-
-impl Admitted {
-    fn has_asked(&self) {
-        let mut all = self.clients.lock();
-        if let Some(client) = all.1.iter_mut().find(|client| client.id == self.id) {
-            client.is_silent = false;
-        }
-    }
-}
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        self.clients.lock().1.retain(|client| client.id != self.id);
-    }
-}
 
 /// The section `[metrics]` of the host's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -313,10 +249,10 @@ fn request(stream: impl Read) -> std::io::Result<Option<Request>> {
     }))
 }
 
-fn answer(source: &Source, stream: &TcpStream, client: &Admitted) -> std::io::Result<()> {
+fn answer(source: &Source, stream: &TcpStream, place: &Place) -> std::io::Result<()> {
     let mut stream = Until::new(stream, Instant::now() + PATIENCE);
     let asked = request(&mut stream)?;
-    client.has_asked();
+    place.waits(false);
     let plain = Form::Plain.content_type();
     let (status, kind, body) = match asked {
         Some(Request {

@@ -5,9 +5,11 @@
 
 mod screen;
 
+use std::time::Duration;
+
 use hearth_daemon::api::events::EventInfo;
 use hearth_daemon::api::stats::{DiskSpan, Ratios};
-use hearth_daemon::client::Client;
+use hearth_daemon::client::{Client, Trace};
 use hearth_daemon::error::Error;
 use hearth_health::daemon::{Daemon, Limits, Presence};
 use hearth_health::{Condition, Kind, Report};
@@ -19,6 +21,8 @@ use crate::args::Global;
 use crate::{Outcome, alert, events, print_json};
 use screen::{Room, text};
 
+/// Longest wait for the daemon: it answers from memory.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Events shown.
 const EVENTS: usize = 5;
 
@@ -152,10 +156,12 @@ fn pool(seen: &Seen) -> PoolRow {
 }
 
 /// What can be judged without the second service.
-pub fn judged(seen: Option<&Seen>, error: Option<&Error>) -> Report {
+pub fn judged(seen: Option<&Seen>, error: Option<(&Error, Trace)>) -> Report {
     let presence = match error {
         None => Presence::Up,
-        Some(e) => Presence::Down(e.what.clone()),
+        Some((e, Trace::Listens)) => Presence::Hanging(e.what.clone()),
+        Some((e, Trace::Hidden)) => Presence::Hidden(e.what.clone()),
+        Some((e, Trace::Absent)) => Presence::Down(e.what.clone()),
     };
     let daemon = Daemon {
         presence,
@@ -172,7 +178,7 @@ pub fn judged(seen: Option<&Seen>, error: Option<&Error>) -> Report {
 }
 
 pub fn run(global: &Global) -> Outcome {
-    let client = Client::new(&global.dir());
+    let client = Client::new(&global.dir()).patient_for(ANSWER_TIME);
     let seen = Seen::ask(&client);
     let second = alert::second(global);
     let recent = format!("severity=notice&limit={EVENTS}");
@@ -185,7 +191,10 @@ pub fn run(global: &Global) -> Outcome {
         Ok(seen) => (Some(seen), None),
         Err(error) => (None, Some(error)),
     };
-    let health = second.unwrap_or_else(|_| judged(seen.as_ref(), error.as_ref()));
+    let health = second.unwrap_or_else(|_| {
+        let error = error.as_ref().map(|error| (error, client.trace()));
+        judged(seen.as_ref(), error)
+    });
     let events: Vec<EventInfo> = match &seen {
         // Events are the least of it: without them the rest is worth showing.
         Some(_) => client
@@ -250,9 +259,23 @@ mod tests {
     }
 
     #[test]
+    fn daemon_that_hangs_or_hides_is_not_absent() {
+        let error = Error::unavailable("no answer", "");
+        let said = |trace| {
+            let report = judged(None, Some((&error, trace)));
+            let reason = report.items[0].reasons[0].clone();
+            (report.condition, reason.code)
+        };
+        let hangs = (Condition::Failed, "daemon-hanging".into());
+        assert_eq!(said(Trace::Listens), hangs);
+        let hidden = (Condition::Unknown, "daemon-hidden".into());
+        assert_eq!(said(Trace::Hidden), hidden);
+    }
+
+    #[test]
     fn a_daemon_that_is_not_there_is_shown_as_failed() {
         let error = Error::unavailable("nobody listens", "");
-        let health = judged(None, Some(&error));
+        let health = judged(None, Some((&error, Trace::Absent)));
         assert_eq!(health.condition, Condition::Failed);
         let status = Status {
             condition: health.condition,

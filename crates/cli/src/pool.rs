@@ -538,7 +538,9 @@ fn export(global: &Global, args: &PoolExport) -> Outcome {
 /// A disk with clients.
 fn used(client: &Client) -> Result<Option<DiskInfo>, Error> {
     let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
-    Ok(disks.into_iter().find(|d| d.connections > 0))
+    Ok(disks
+        .into_iter()
+        .find(|d| d.connections > 0 || !d.clients.is_empty()))
 }
 
 fn exported(global: &Global) -> Outcome {

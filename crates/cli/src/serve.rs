@@ -5,6 +5,7 @@ use std::time::Duration;
 use hearth_daemon::api::authorise::Listed;
 use hearth_daemon::daemon::Options;
 use hearth_daemon::error::Error;
+use hearth_daemon::log::Line;
 use hearth_daemon::pool::Pool;
 use hearth_daemon::resident;
 use hearth_daemon::serve::{self, ServeOptions, Tcp};
@@ -130,11 +131,13 @@ fn options(
 pub fn log_to_stderr(filter: Option<&str>, format: LogFormat) -> Result<(), Error> {
     use std::io::IsTerminal;
     let filter = self::filter(filter)?;
+    hearth_daemon::log::start()
+        .map_err(|e| Error::internal(format!("cannot start the log's thread: {e}")))?;
     let builder = tracing_subscriber::fmt()
         // Of a log that nobody reads any more nobody can be told; the attempt would be a panic.
         .log_internal_errors(false)
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(Line::default)
         .with_target(false);
     // A subscriber that is there already stays; there is none in this program.
     let _ = match format {

@@ -5,13 +5,14 @@
 use std::convert::Infallible;
 use std::io::BufReader;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::Request;
 use hearth_fault::Fault;
-use hearth_io::peer::{User, user};
+use hearth_io::limiter::{Limiter, Place};
+use hearth_io::peer::user;
 use hyper::body::Incoming;
 use hyper::service::Service as _;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,7 +22,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use crate::accounts::Accounts;
@@ -166,90 +167,11 @@ pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, Fault> {
     Ok(TlsAcceptor::from(Arc::new(server)))
 }
 
-/// A connection, as others see it.
-struct Entry {
-    id: u64,
-    user: User,
-    /// Since when it has kept us waiting for a request; none while one is answered.
-    waits_since: Option<Instant>,
-    abort: Option<AbortHandle>,
-}
-
-/// All connections.
-#[derive(Clone, Default)]
-struct Crowd(Arc<Mutex<Vec<Entry>>>);
-
-/// A connection's place among them.
-#[derive(Clone)]
-struct Place(Arc<Left>);
-
-struct Left {
-    crowd: Crowd,
-    id: u64,
-}
-
-impl Crowd {
-    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A place for a connection, or none. The one that has kept us waiting for the longest time makes room: first among those
-    /// of the same user, if these have their share, then among all.
-    fn enter(&self, id: u64, user: User) -> Option<Place> {
-        let mut all = self.lock();
-        let of_one = all.iter().filter(|entry| entry.user == user).count();
-        let is_over = of_one >= CONNECTIONS_OF_ONE;
-        if is_over || all.len() >= CONNECTIONS_MAX {
-            let waiting = all.iter().enumerate().filter_map(|(at, entry)| {
-                let is_own = entry.user == user;
-                let since = entry.waits_since.filter(|_| is_own || !is_over);
-                Some((since?, at))
-            });
-            let (_, at) = waiting.min()?;
-            if let Some(abort) = all.swap_remove(at).abort {
-                abort.abort();
-            }
-        }
-        all.push(Entry {
-            id,
-            user,
-            waits_since: Some(Instant::now()),
-            abort: None,
-        });
-        let crowd = self.clone();
-        Some(Place(Arc::new(Left { crowd, id })))
-    }
-
-    /// How the connection can be ended. One that made room already is ended at once.
-    fn can_abort(&self, id: u64, abort: AbortHandle) {
-        match self.lock().iter_mut().find(|entry| entry.id == id) {
-            Some(entry) => entry.abort = Some(abort),
-            None => abort.abort(),
-        }
-    }
-}
-
-impl Place {
-    fn waits(&self, waits: bool) {
-        let mut all = self.0.crowd.lock();
-        if let Some(entry) = all.iter_mut().find(|entry| entry.id == self.0.id) {
-            entry.waits_since = waits.then(Instant::now);
-        }
-    }
-}
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        self.crowd.lock().retain(|entry| entry.id != self.id);
-    }
-}
-
 impl Open {
     async fn serve(self, config: &Config) {
         let routes = router(config.clone(), self.settings);
-        let crowd = Crowd::default();
+        let limiter = Limiter::new(CONNECTIONS_MAX, CONNECTIONS_OF_ONE);
         let mut tasks = JoinSet::new();
-        let mut last = 0;
         loop {
             let accepted = tokio::select! {
                 Some(_) = tasks.join_next() => continue,
@@ -257,18 +179,17 @@ impl Open {
             };
             match accepted {
                 Ok((stream, from)) => {
-                    last += 1;
                     let own = stream.local_addr().unwrap_or(from);
                     let from = Peer(user(own, from));
-                    if let Some(place) = crowd.enter(last, from.0) {
+                    if let Some(place) = limiter.enter(from.0) {
                         let task = tasks.spawn(connection(
                             stream,
                             from,
                             routes.clone(),
                             self.tls.clone(),
-                            place,
+                            place.clone(),
                         ));
-                        crowd.can_abort(last, task);
+                        place.ends_with(move || task.abort());
                     }
                 }
                 Err(e) => {

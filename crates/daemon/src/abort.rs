@@ -16,10 +16,13 @@ use std::panic::PanicHookInfo;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Exit status after the I/O driver of a thread failed (`EX_OSERR`).
 const DRIVER_FAILED: i32 = 71;
+/// Longest wait for the reader of standard error.
+const SAY_TIME: Duration = Duration::from_secs(1);
 /// Most characters of a message kept for the next start.
 const MESSAGE_MAX: usize = 300;
 
@@ -96,9 +99,21 @@ fn line(now: u64, thread: &str, text: &str, place: &str) -> String {
     format!("{now} {} {message}\n", env!("CARGO_PKG_VERSION"))
 }
 
+/// Writes to standard error, behind what was logged before. A reader that stands still must not keep the process from
+/// ending.
 fn say(words: &str) {
-    // Nobody is left to be told if that fails.
-    let _ = std::io::stderr().write_all(words.as_bytes());
+    let words = words.to_owned();
+    let (done, ended) = sync_channel(1);
+    let write = move || {
+        crate::log::flush(SAY_TIME / 2);
+        // Not by the standard library's handle, whose lock the thread of the log may hold.
+        // SAFETY: a buffer of this length that outlives the call; a descriptor that this process never closes.
+        unsafe { libc::write(libc::STDERR_FILENO, words.as_ptr().cast(), words.len()) };
+        let _ = done.send(());
+    };
+    if std::thread::Builder::new().spawn(write).is_ok() {
+        let _ = ended.recv_timeout(SAY_TIME);
+    }
 }
 
 /// A thread cannot go on without its I/O driver, and all disks wait for what it had in flight.
@@ -108,6 +123,7 @@ pub fn driver_failed(thread: &str, why: &std::io::Error) {
         "the system refuses I/O to a data thread ({why}); Hearth ends at once, what was flushed is \
          safe. If it happens again after a restart, set HEARTH_IO=threads, which does without io_uring"
     );
+    crate::log::flush(SAY_TIME);
     std::process::exit(DRIVER_FAILED);
 }
 

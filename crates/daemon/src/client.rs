@@ -31,6 +31,17 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 /// [`sign::BEAT`].
 const STILL: Duration = Duration::from_secs(3 * sign::BEAT.as_secs());
 
+/// What is left to see of a daemon that did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trace {
+    /// It listens: it hangs, or is stopped in a debugger.
+    Listens,
+    /// There may be one, and this user may not ask it.
+    Hidden,
+    /// There is none.
+    Absent,
+}
+
 /// Talks to the daemon behind one control socket.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -75,6 +86,17 @@ impl Client {
     /// True if a daemon listens.
     pub fn is_up(&self) -> bool {
         connect_unix(&self.socket, self.patience).is_ok()
+    }
+
+    /// Whether a daemon is there although it did not answer: for people, after a request failed.
+    pub fn trace(&self) -> Trace {
+        match connect_unix(&self.socket, self.patience.min(LOOK_TIMEOUT)) {
+            Ok(_) => Trace::Listens,
+            Err(e) if e.kind() == ErrorKind::TimedOut => Trace::Listens,
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => Trace::Hidden,
+            Err(_) if self.roots_daemon().is_some() => Trace::Hidden,
+            Err(_) => Trace::Absent,
+        }
     }
 
     /// `GET path`.

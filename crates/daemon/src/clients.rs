@@ -19,6 +19,7 @@ use hearth_events::{Event, Events};
 use hearth_fault::Fault;
 use hearth_reactor::{Caller, PeerAddress, Shares};
 use hearth_volume::{Protocol, Visitor};
+use serde::{Deserialize, Serialize};
 
 use crate::api::types::ClientInfo;
 use crate::bell::Bell;
@@ -147,6 +148,18 @@ impl Client {
     }
 }
 
+/// A process that uses a disk, as it is noted for the next run of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    pub(crate) pid: i32,
+    /// When it started, in the kernel's ticks.
+    pub(crate) started: u64,
+    /// The protocol.
+    pub(crate) kind: String,
+    /// When it connected, seconds since 1970.
+    pub(crate) since: u64,
+}
+
 /// Connections: all of them, and those in places of the export's own.
 #[derive(Clone, Copy, Default)]
 struct Places {
@@ -163,6 +176,8 @@ impl Places {
 #[derive(Default)]
 struct Ledger {
     list: Vec<Arc<Client>>,
+    /// Processes that used the disk when the daemon ended, and have not connected since.
+    expected: Vec<Arc<Client>>,
     next: u64,
     /// Who wrote last, and its name.
     last: Option<(u64, String)>,
@@ -209,6 +224,60 @@ impl Clients {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
+    /// Expects processes that used the disk when the daemon ended: each is a client until it ends.
+    pub(crate) fn expect(&self, known: &[Known]) {
+        let mut ledger = self.lock();
+        for known in known {
+            let protocols = [hearth_nbd::PROTOCOL, hearth_vhost::PROTOCOL];
+            let Some(protocol) = protocols.into_iter().find(|p| p.0 == known.kind) else {
+                continue;
+            };
+            ledger.next += 1;
+            let client = Client {
+                protocol,
+                who: Who::Process {
+                    pid: known.pid,
+                    started: known.started,
+                },
+                writer: ledger.next,
+                word: word_of(known.pid),
+                command: OnceLock::new(),
+                since: known.since,
+                wrote: AtomicBool::new(false),
+                connections: AtomicU64::new(0),
+                reserved: AtomicU64::new(0),
+                encrypted: AtomicU64::new(0),
+                held: Arc::default(),
+            };
+            if known.started != 0 && client.is_alive() {
+                ledger.expected.push(Arc::new(client));
+            }
+        }
+    }
+
+    /// The processes that use the disk, for the next run of the daemon.
+    pub(crate) fn known(&self) -> Vec<Known> {
+        let mut ledger = self.lock();
+        ledger.expected.retain(|client| client.is_alive());
+        let all = ledger.list.iter().chain(&ledger.expected);
+        let known = all.filter_map(|client| match client.who {
+            Who::Process { pid, started } if started != 0 => Some(Known {
+                pid,
+                started,
+                kind: client.protocol.to_string(),
+                since: client.since,
+            }),
+            _ => None,
+        });
+        known.collect()
+    }
+
+    /// True if the disk has a client, connected or expected to connect again.
+    pub fn is_used(&self) -> bool {
+        let ledger = self.lock();
+        ledger.connections > 0 || ledger.expected.iter().any(|client| client.is_alive())
+    }
+
     /// Connections open.
     pub fn connections(&self) -> u64 {
         self.lock().connections
@@ -218,7 +287,9 @@ impl Clients {
     pub fn list(&self) -> Vec<ClientInfo> {
         let list: Vec<Arc<Client>> = {
             let ledger = self.lock();
-            ledger.list.iter().take(LISTED_MAX).cloned().collect()
+            let expected = ledger.expected.iter().filter(|client| client.is_alive());
+            let all = ledger.list.iter().chain(expected);
+            all.take(LISTED_MAX).cloned().collect()
         };
         list.iter().map(|client| client.info()).collect()
     }
@@ -257,6 +328,7 @@ impl Clients {
             },
             _ => Who::Stranger(ledger.next),
         };
+        ledger.expected.retain(|client| client.who != who);
         let known = ledger.list.iter().find(|c| c.who == who).cloned();
         let limit = self.limit.load(Ordering::Relaxed) as usize;
         if limit > 0 && known.is_none() {

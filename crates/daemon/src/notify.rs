@@ -6,10 +6,19 @@
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How much longer a stop that makes progress may take each time it says so.
 pub const STOP_EXTENSION: Duration = Duration::from_secs(60);
+
+/// How often a stop of this process has reported progress.
+static EXTENSIONS: AtomicU64 = AtomicU64::new(0);
+
+/// How often a stop of this process has reported progress.
+pub(crate) fn extensions() -> u64 {
+    EXTENSIONS.load(Ordering::Relaxed)
+}
 
 /// A way to the service manager, if there is one.
 #[derive(Debug)]
@@ -57,6 +66,7 @@ impl Notify {
 
     /// Asks for another [`STOP_EXTENSION`] for a stop that makes progress, however long the unit allows.
     pub fn stop_goes_on(&self) {
+        EXTENSIONS.fetch_add(1, Ordering::Relaxed);
         self.send(&format!(
             "EXTEND_TIMEOUT_USEC={}",
             STOP_EXTENSION.as_micros()

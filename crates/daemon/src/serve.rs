@@ -29,13 +29,14 @@ use crate::descriptors;
 use crate::error::{Error, Kind, Result};
 use crate::host::Site;
 use crate::monitor::Monitor;
-use crate::notify::Notify;
+use crate::notify::{self, Notify};
 use crate::resident::{self, LockMemory};
 use crate::rights::Rights;
 use crate::rundir::{
     RunDir, api_socket, default_state_dir, images_dir, make_private, second_socket,
 };
 use crate::sign::Signs;
+use crate::signals;
 use crate::upgrade::sockets::Sockets;
 use crate::upgrade::{Inherited, Patience, Predecessor, become_next};
 
@@ -68,6 +69,11 @@ pub struct Tcp {
     /// Certificates.
     pub tls_dir: Option<PathBuf>,
 }
+
+/// Longest part of a stop without progress: less than `TimeoutStopSec` of the unit.
+const STOP_MAX: Duration = Duration::from_secs(80);
+/// Exit status after that (`EX_TEMPFAIL`).
+const STOP_FAILED: i32 = 75;
 
 /// What to serve, and where.
 #[derive(Clone, Debug)]
@@ -111,6 +117,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
         oom_score_adj = kept.oom_score_adj,
         "staying in memory"
     );
+    signals::survive()?;
     // From here on a signal ends us in order, or, the second one, at once.
     let signalled = watch_signals()?;
     let rights = Rights::find(
@@ -148,6 +155,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
             rights: &rights,
             listed: &options.listed,
             tcp,
+            over_tcp: options.tcp.as_ref(),
             left,
             patience,
             notify: &notify,
@@ -190,6 +198,8 @@ struct Scene<'a> {
     rights: &'a Rights,
     listed: &'a Listed,
     tcp: Option<hearth_nbd::Tcp>,
+    /// What was asked for of that.
+    over_tcp: Option<&'a Tcp>,
     /// Of the program before.
     left: Option<(Predecessor, Vec<(OwnedFd, hearth_nbd::carried::State)>)>,
     patience: Option<Patience>,
@@ -203,6 +213,7 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
         rights,
         listed,
         tcp,
+        over_tcp,
         left,
         patience,
         notify,
@@ -216,8 +227,6 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
     let control = run_dir.listen(&api_socket(&dir), rights.control())?;
     let second = run_dir.listen(&second_socket(&dir), rights.second())?;
     daemon.note_datastores();
-    let doors = [(control, Door::Control), (second, Door::Second)];
-    let api = Api::start(daemon, doors, listed)?;
     let signs = match run_dir.pid_file() {
         Ok(pid) => Signs::start(pid, daemon),
         Err(e) => {
@@ -227,19 +236,24 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
     };
     let sockets = run_dir.sockets().clone();
     let host = Site::with(&dir, *rights, daemon.reactors().clone(), sockets.clone());
-    let resumed = register(daemon, &host, tcp, carried)?;
+    let nbd = register(daemon, &host, tcp, carried)?;
+    let resumed = nbd.resumed();
     if let Some(mut predecessor) = predecessor {
         predecessor.goes_on_with(resumed, before);
         daemon.tell_succeeded(&predecessor);
     }
     daemon.open_datastores();
+    // Whoever gets an answer finds the disks on offer.
+    let doors = [(control, Door::Control), (second, Door::Second)];
+    let api = Api::start(daemon, doors, listed)?;
     sockets.tidy();
     tracing::info!(
         ms = begin.elapsed().as_millis() as u64,
         "all disks are on offer"
     );
     daemon.tell_started();
-    signalled.stop(daemon.clone());
+    let with_tls = over_tcp.cloned();
+    signalled.stop(daemon.clone(), move || reload(&nbd, with_tls.as_ref()));
     let monitor = Monitor::start(daemon);
     drop(patience);
     notify.ready("serving");
@@ -250,6 +264,7 @@ fn serve(daemon: &Arc<Daemon>, run_dir: &mut RunDir, scene: Scene<'_>) -> Result
         sockets.stay();
     } else {
         notify.stopping();
+        limit_stop();
     }
     daemon.events().tell(Event::DaemonStopping {
         why: reason.words().to_owned(),
@@ -306,21 +321,62 @@ fn cut_dropped(
 }
 
 /// The protocols disks are served over. A new one is a line here, and a crate
-/// ([`hearth_volume`] says what has to be in it). So many of the connections carried here are gone on with.
+/// ([`hearth_volume`] says what has to be in it). The exporter for NBD is returned: it takes up carried connections, and
+/// its certificates can be renewed.
 fn register(
     daemon: &Daemon,
     host: &Arc<Site>,
     tcp: Option<hearth_nbd::Tcp>,
     carried: Vec<(OwnedFd, hearth_nbd::carried::State)>,
-) -> Result<u64> {
+) -> Result<Arc<NbdExporter>> {
     let exports = daemon.exports();
     exports.register(Arc::new(VhostExporter::start(host.clone())?));
     let nbd = Arc::new(NbdExporter::start(&**host, tcp, carried)?);
     exports.register(nbd.clone());
-    Ok(nbd.resumed())
+    Ok(nbd)
 }
 
-/// Signals that end the daemon.
+/// Ends the process if the stop makes no progress for [`STOP_MAX`]: flash or an origin hangs, and what guests flushed is as safe
+/// as after a crash. A service manager would kill the process some seconds later, without a word.
+fn limit_stop() {
+    let end = || {
+        let mut extensions = notify::extensions();
+        loop {
+            std::thread::sleep(STOP_MAX);
+            let now = notify::extensions();
+            if now == extensions {
+                break;
+            }
+            extensions = now;
+        }
+        tracing::error!(
+            "the stop made no progress for {} s, because flash or an origin does not answer; Hearth ends at once, what was flushed is safe",
+            STOP_MAX.as_secs()
+        );
+        crate::log::flush(Duration::from_secs(1));
+        std::process::exit(STOP_FAILED);
+    };
+    // Without a thread the service manager ends it.
+    let _ = std::thread::Builder::new()
+        .name("hearth-stop".to_owned())
+        .spawn(end);
+}
+
+/// What SIGHUP does: new connections over TCP get the certificates that are in their directory now.
+fn reload(nbd: &NbdExporter, tcp: Option<&Tcp>) {
+    match tcp.map(tcp_rules).transpose() {
+        Ok(Some(Some((config, _)))) => {
+            nbd.renew_tls(config);
+            tracing::info!("SIGHUP: the certificates were read again");
+        }
+        Ok(_) => tracing::info!(
+            "SIGHUP: there are no certificates to read again; `hearth upgrade` takes over new settings"
+        ),
+        Err(e) => tracing::error!("SIGHUP: the certificates stay as they are: {e}"),
+    }
+}
+
+/// Signals that end the daemon, or have it read something again.
 struct Signals {
     /// Set by the first one.
     first: Arc<AtomicBool>,
@@ -328,7 +384,7 @@ struct Signals {
 }
 
 fn watch_signals() -> Result<Signals> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let failed = |e: std::io::Error| Error::internal(format!("cannot watch signals: {e}"));
     let first = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -337,7 +393,8 @@ fn watch_signals() -> Result<Signals> {
             .map_err(failed)?;
         signal_hook::flag::register(signal, first.clone()).map_err(failed)?;
     }
-    let iterator = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
+    let iterator =
+        signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(failed)?;
     Ok(Signals {
         first,
         iterator: std::sync::Mutex::new(Some(iterator)),
@@ -358,8 +415,8 @@ impl Signals {
         self.first.load(Ordering::Relaxed)
     }
 
-    /// From now on the first signal (one that came already, too) stops `daemon`.
-    fn stop(&self, daemon: Arc<Daemon>) {
+    /// From now on the first signal (one that came already, too) stops `daemon`. SIGHUP calls `reload`.
+    fn stop(&self, daemon: Arc<Daemon>, reload: impl Fn() + Send + 'static) {
         let Some(mut iterator) = self
             .iterator
             .lock()
@@ -369,8 +426,11 @@ impl Signals {
             return;
         };
         let wait = move || {
-            if iterator.forever().next().is_some() {
-                daemon.request_stop(StopReason::Signal);
+            for signal in iterator.forever() {
+                if signal != libc::SIGHUP {
+                    return daemon.request_stop(StopReason::Signal);
+                }
+                reload();
             }
         };
         // The thread ends with the process; it holds nothing that has to be closed.

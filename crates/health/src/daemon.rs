@@ -30,6 +30,8 @@ pub enum Presence {
     Up,
     /// It listens and does not answer; what was heard instead.
     Hanging(String),
+    /// This user may not ask it; why, and what helps.
+    Hidden(String),
     /// It is not there, and was not told to stop.
     Down(String),
     /// Somebody stopped it.
@@ -60,6 +62,11 @@ impl Daemon {
                 "daemon-hanging",
                 format!("the daemon does not answer: {why}"),
                 "see its log and whether an origin or the flash hangs; what guests have flushed is safe",
+            )),
+            Presence::Hidden(why) => reasons.push(Reason::unknown(
+                "daemon-hidden",
+                format!("this user cannot ask the daemon: {why}"),
+                "run this with sudo, or as a member of the daemon's control group",
             )),
             Presence::Down(why) => reasons.push(Reason::failed(
                 "daemon-down",

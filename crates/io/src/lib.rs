@@ -14,6 +14,7 @@ pub mod fault;
 pub mod file;
 mod helper;
 pub mod identity;
+pub mod limiter;
 mod lock;
 pub mod media;
 pub mod model;

@@ -107,6 +107,7 @@ fn start(name: String, work: impl FnOnce() + Send + 'static) -> Result<()> {
 fn signals(stop: &Stop) -> Result<()> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let fail = |e: std::io::Error| Error::internal(format!("cannot watch signals: {e}"));
+    hearth_daemon::signals::survive()?;
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(fail)?;
     let stop = stop.clone();
     start("hearth-signals".to_owned(), move || {

@@ -44,6 +44,8 @@ struct State {
 pub struct NbdExporter {
     reactors: Arc<Reactors>,
     exports: Arc<Catalog>,
+    /// Of the listener on TCP.
+    over_tcp: Option<Arc<NbdFactory>>,
     state: Mutex<State>,
 }
 
@@ -61,6 +63,7 @@ impl NbdExporter {
             carried,
             ..State::default()
         };
+        let mut over_tcp = None;
         if let Some(Tcp { listener, tls }) = tcp {
             let address = listener
                 .local_addr()
@@ -69,7 +72,9 @@ impl NbdExporter {
                 None => NbdFactory::plain(exports.clone()),
                 Some((config, required)) => NbdFactory::with_tls(exports.clone(), config, required),
             };
-            let waiting: Waiting = (listener.into(), Arc::new(factory), address);
+            let factory = Arc::new(factory);
+            over_tcp = Some(factory.clone());
+            let waiting: Waiting = (listener.into(), factory, address);
             state.waiting.push(waiting);
         }
         let Socket { listener, path } = host.listen(Path::new(SOCKET))?;
@@ -82,8 +87,16 @@ impl NbdExporter {
         Ok(NbdExporter {
             reactors: host.reactors().clone(),
             exports,
+            over_tcp,
             state: Mutex::new(state),
         })
+    }
+
+    /// Uses other certificates for TLS from the next connection on; nothing without TLS.
+    pub fn renew_tls(&self, config: Arc<ServerConfig>) {
+        if let Some(factory) = &self.over_tcp {
+            factory.renew_tls(config);
+        }
     }
 
     /// Connections of the program before that are gone on with.

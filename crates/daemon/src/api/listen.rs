@@ -7,20 +7,20 @@
 //! data connections may have used up all others. And whatever goes wrong is answered as JSON with a
 //! remedy, because what reads it is a program.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use hearth_io::limiter::{Limiter, Place};
+use hearth_io::peer::User;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::service::Service;
@@ -29,7 +29,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Sleep;
 
 use super::authorise::{Door, Peer};
@@ -42,6 +42,8 @@ use super::types::ErrorBody;
 pub struct Limits {
     /// Most connections at once.
     pub connections: usize,
+    /// Most of one user.
+    pub of_one: usize,
     /// Longest a client may take for a request's header; also how long a connection may lie idle.
     pub header: Duration,
     /// Longest it may take for a request's body.
@@ -56,6 +58,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections: 128,
+            of_one: 64,
             header: Duration::from_secs(10),
             body: Duration::from_secs(10),
             write: Duration::from_secs(10),
@@ -80,10 +83,6 @@ pub(super) fn refusal(status: StatusCode, what: impl Into<String>, remedy: &str)
         remedy: remedy.to_owned(),
     };
     (status, axum::Json(body)).into_response()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Descriptors kept aside.
@@ -114,76 +113,6 @@ impl Reserve {
     }
 }
 
-/// One connection, as others see it.
-struct Entry {
-    /// Since when it has kept us waiting; `None` while we work for it.
-    waits_since: Option<Instant>,
-    abort: Option<AbortHandle>,
-}
-
-/// All connections.
-#[derive(Default)]
-struct Table {
-    entries: Mutex<BTreeMap<u64, Entry>>,
-}
-
-impl Table {
-    fn len(&self) -> usize {
-        lock(&self.entries).len()
-    }
-
-    /// Ends the connection that has kept us waiting longest; false if we work for all of them.
-    fn evict(&self) -> bool {
-        let mut entries = lock(&self.entries);
-        let oldest = entries
-            .iter()
-            .filter_map(|(id, e)| Some((e.waits_since?, *id)))
-            .min();
-        let Some(entry) = oldest.and_then(|(_, id)| entries.remove(&id)) else {
-            return false;
-        };
-        if let Some(abort) = entry.abort {
-            abort.abort();
-        }
-        true
-    }
-}
-
-/// A connection's place in the table; leaves it when dropped.
-#[derive(Clone)]
-struct Place(Arc<PlaceInner>);
-
-struct PlaceInner {
-    table: Arc<Table>,
-    id: u64,
-}
-
-impl Place {
-    fn take(table: &Arc<Table>, id: u64) -> Place {
-        let entry = Entry {
-            waits_since: Some(Instant::now()),
-            abort: None,
-        };
-        lock(&table.entries).insert(id, entry);
-        Place(Arc::new(PlaceInner {
-            table: table.clone(),
-            id,
-        }))
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = lock(&self.0.table.entries).get_mut(&self.0.id) {
-            change(entry);
-        }
-    }
-}
-
-impl Drop for PlaceInner {
-    fn drop(&mut self) {
-        lock(&self.table.entries).remove(&self.id);
-    }
-}
-
 /// Serves `router` on `listener`, which is a `door`, until `stop` is sent or dropped, and ends what is under way.
 pub async fn serve(
     (listener, door): (UnixListener, Door),
@@ -191,12 +120,11 @@ pub async fn serve(
     limits: Limits,
     stop: tokio::sync::oneshot::Receiver<()>,
 ) -> io::Result<()> {
-    let table = Arc::new(Table::default());
+    let limiter = Limiter::new(limits.connections, limits.of_one);
     let mut reserve = Reserve::new();
     let mut tasks = JoinSet::new();
     let (end, ending) = watch::channel(false);
     let mut stop = std::pin::pin!(stop);
-    let mut next = 0u64;
     loop {
         let accepted = tokio::select! {
             _ = &mut stop => break,
@@ -215,18 +143,16 @@ pub async fn serve(
                 }
                 tracing::warn!("the control API cannot take a connection: {e}");
                 if full {
-                    table.evict();
+                    limiter.evict();
                 }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        if table.len() >= limits.connections && !table.evict() {
+        let Some(place) = limiter.enter(user(&stream)) else {
             turn_away(&stream, limits.connections);
             continue;
-        }
-        next += 1;
-        let place = Place::take(&table, next);
+        };
         let task = tasks.spawn(connection(
             stream,
             (router.clone(), door),
@@ -234,11 +160,16 @@ pub async fn serve(
             place.clone(),
             ending.clone(),
         ));
-        place.change(|entry| entry.abort = Some(task));
+        place.ends_with(move || task.abort());
     }
     let _ = end.send(true);
     while tasks.join_next().await.is_some() {}
     Ok(())
+}
+
+/// The account at the other end. One that the kernel does not name has no share but root's.
+fn user(stream: &UnixStream) -> User {
+    User::Uid(stream.peer_cred().map_or(0, |peer| peer.uid()))
 }
 
 /// Says that there are too many. The client may be writing, and is not waited for.
@@ -359,7 +290,7 @@ async fn answer(
             );
         }
     };
-    place.change(|entry| entry.waits_since = None);
+    place.waits(false);
     let request = Request::from_parts(head, Body::from(body));
     // A task of its own, so that a handler that panics is an answer and not a broken connection;
     // in a set, so that it ends with the connection.
@@ -373,7 +304,7 @@ async fn answer(
             "look at the daemon's log, and report it",
         ),
     };
-    place.change(|entry| entry.waits_since = Some(Instant::now()));
+    place.waits(true);
     response
 }
 

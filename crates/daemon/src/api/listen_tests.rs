@@ -6,11 +6,13 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream as Client;
 use std::path::Path;
+use std::time::Instant;
 
 /// Far longer than any answer takes.
 const LIMIT: Duration = Duration::from_secs(30);
 const QUICK: Limits = Limits {
     connections: 8,
+    of_one: 8,
     header: Duration::from_millis(300),
     body: Duration::from_millis(300),
     write: Duration::from_millis(300),
@@ -18,6 +20,7 @@ const QUICK: Limits = Limits {
 /// So long that it never ends by itself while a test runs.
 const PATIENT: Limits = Limits {
     connections: 8,
+    of_one: 8,
     header: Duration::from_secs(600),
     body: Duration::from_secs(600),
     write: Duration::from_secs(600),

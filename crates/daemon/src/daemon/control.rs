@@ -103,7 +103,7 @@ pub(super) fn refused(name: &str, why: &Refusal) -> Error {
 
 /// Refuses what cuts clients off.
 fn unused(name: &str, slot: &Slot) -> Result<()> {
-    let Some(export) = slot.export().filter(|e| e.clients().connections() > 0) else {
+    let Some(export) = slot.export().filter(|e| e.clients().is_used()) else {
         return Ok(());
     };
     let who = sentence(&export.clients().list());
@@ -444,7 +444,7 @@ impl Daemon {
         let used = || {
             self.disks.lock().iter().any(|(disk, slot)| {
                 name.is_none_or(|name| name == disk)
-                    && slot.export().is_some_and(|e| e.clients().connections() > 0)
+                    && slot.export().is_some_and(|e| e.clients().is_used())
             })
         };
         let gone = || (!used()).then_some(());

@@ -250,6 +250,7 @@ impl Daemon {
             Some(slot.export.clone().unwrap_or_else(|| {
                 let (crowd, events) = (self.crowd.clone(), self.events.clone());
                 let clients = Clients::new(&record.name, record.clients, crowd, events);
+                clients.expect(&self.client_record.take(&record.name));
                 let export = DiskExport::new(&record, self.engine.clone(), device, clients);
                 Arc::new(export)
             }))

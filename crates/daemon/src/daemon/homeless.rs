@@ -286,7 +286,7 @@ impl Daemon {
             ));
         }
         self.with_slot(name, |slot| match slot.export() {
-            Some(export) if export.clients().connections() > 0 => Err(Error::conflict(
+            Some(export) if export.clients().is_used() => Err(Error::conflict(
                 format!("disk {name} is in use, and what its guest has written would be gone"),
                 "stop the virtual machine or program first",
             )),

@@ -79,12 +79,28 @@ impl Daemon {
                 self.auto_round();
                 self.moves_round();
                 self.swap_round();
+                self.clients_round();
             }
             self.beats.fetch_add(1, Ordering::Relaxed);
             if let Some(reason) = self.wait_for_stop(if busy { ROUND_BUSY } else { ROUND_IDLE }) {
                 return reason;
             }
         }
+    }
+
+    /// Notes which processes use which disks.
+    fn clients_round(&self) {
+        let exports: Vec<_> = {
+            let disks = self.disks.lock();
+            let exports = disks
+                .iter()
+                .filter_map(|(name, slot)| Some((name.to_owned(), slot.export().cloned()?)));
+            exports.collect()
+        };
+        let known = exports
+            .into_iter()
+            .map(|(name, export)| (name, export.clients().known()));
+        self.client_record.store(known.collect());
     }
 
     /// Takes snapshots of the counters where one is due.

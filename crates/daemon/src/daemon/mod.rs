@@ -63,6 +63,7 @@ use crate::api::types::Recovery;
 use crate::bell::Bell;
 use crate::beside::Beside;
 use crate::brake::Brake;
+use crate::client_record::ClientRecord;
 use crate::clients::Crowd;
 use crate::degraded::{Degraded, Started};
 use crate::error::{Error, Kind, Result};
@@ -290,6 +291,7 @@ pub struct Daemon {
     ram_stage: Option<u64>,
     /// Where is kept what must outlive the flash.
     state_dir: PathBuf,
+    client_record: ClientRecord,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -490,6 +492,7 @@ impl Daemon {
             reshaping: reshape::Reshaping::default(),
             memory: options.memory,
             ram_stage: options.ram_stage,
+            client_record: ClientRecord::open(&state_dir),
             state_dir,
         });
         *lock(&daemon.curves) = Some(daemon.start_curves().map_err(no_thread)?);

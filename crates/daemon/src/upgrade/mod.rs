@@ -41,6 +41,8 @@ pub mod sockets;
 pub const VARIABLE: &str = "HEARTH_HANDOVER";
 /// This version of Hearth.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Longest wait for the reader of the log before this becomes another program.
+const LOG_TIME: Duration = Duration::from_millis(200);
 /// How long the end of one program, or the start of the next, may take before the service manager's watchdog may
 /// end it.
 const GOES_ON: Duration = Duration::from_secs(600);
@@ -338,10 +340,14 @@ pub(crate) fn become_next(
     kept.extend(sockets.into_iter().map(|(_, fd)| fd));
     kept.push(lock.into());
     let next = parting.program.unwrap_or_default();
+    // A handler does not survive exec(2); the next program sets its own.
+    crate::signals::ignore();
+    crate::log::flush(LOG_TIME);
     let failed = execute(&next, &args, &document, &kept);
     tracing::error!(program = %next.display(), "cannot be started: {failed}; going on with the one before");
     // It is what runs now, wherever its file has gone.
     document.failure = format!("{} cannot be started: {failed}", next.display());
+    crate::log::flush(LOG_TIME);
     let again = execute(Path::new("/proc/self/exe"), &args, &document, &kept);
     Error::unavailable(
         format!(

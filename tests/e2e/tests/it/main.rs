@@ -76,6 +76,7 @@ mod restart;
 mod rolled_back;
 mod sectors;
 mod several_flash;
+mod signals;
 mod survives;
 mod swap;
 mod threads;
