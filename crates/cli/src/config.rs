@@ -354,7 +354,9 @@ mod tests {
             alerts,
             metrics,
             console,
+            drives,
         } = crate::monitor::config(Some(&file)).unwrap();
+        assert_ne!(drives, hearth_monitor::collect::DrivesConfig::default());
         assert!(console.allow_path.is_some() && console.allow_server.is_some());
         assert!(metrics.listen.is_some() && metrics.allow_remote);
         assert_eq!(alerts.ways(), ["mail:ops@example.org", "webhook", "ntfy"]);

@@ -8,7 +8,7 @@ use hearth_console::Reach;
 use hearth_daemon::error::Error;
 use hearth_health::daemon::Limits;
 use hearth_monitor::alerts::{Alerting, Beating};
-use hearth_monitor::collect::Collecting;
+use hearth_monitor::collect::{Collecting, DrivesConfig};
 use hearth_monitor::health::{Judging, Verdict};
 use hearth_monitor::history::Remembering;
 use hearth_monitor::memory::Telling;
@@ -32,6 +32,9 @@ pub struct File {
     /// What users of the console may reach.
     #[serde(default)]
     pub console: Reach,
+    /// How smartctl reaches drives.
+    #[serde(default)]
+    pub drives: DrivesConfig,
 }
 
 pub fn run(global: &Global, args: Monitor) -> Outcome {
@@ -49,11 +52,12 @@ pub fn run(global: &Global, args: Monitor) -> Outcome {
 
 /// Our sections. A file that was named must be there.
 pub fn config(given: Option<&Path>) -> Result<File, Error> {
-    let remedy = "see docs/alerts.md, docs/metrics.md and docs/console.md";
+    let remedy = "see docs/alerts.md, docs/health.md, docs/metrics.md and docs/console.md";
     section::read(given, remedy, |file: &File| {
         file.alerts.check()?;
         file.metrics.check()?;
-        file.console.check()
+        file.console.check()?;
+        file.drives.check()
     })
 }
 
@@ -63,8 +67,9 @@ fn parts(global: &Global, file: File) -> Vec<Arc<dyn Part>> {
         alerts,
         metrics,
         console: reach,
+        drives,
     } = file;
-    let collecting = Collecting::default();
+    let collecting = Collecting::new(drives);
     let verdict = Verdict::default();
     let judging = Judging {
         verdict: verdict.clone(),
@@ -119,6 +124,17 @@ mod tests {
         std::fs::write(&path, "[console]\nallow_path = ['/']\n").unwrap();
         let error = config(Some(&path)).unwrap_err();
         assert!(error.what.contains("console.allow_path"), "{error}");
+        for wrong in [
+            "sda = 'x; reboot'",
+            "sda = ['sat', '-a']",
+            "'../sda' = 'sat'",
+        ] {
+            std::fs::write(&path, format!("[drives]\n{wrong}\n")).unwrap();
+            let error = config(Some(&path)).unwrap_err();
+            assert!(error.what.contains("drives"), "{wrong}: {error}");
+        }
+        std::fs::write(&path, "[drives]\nsda = 'sat'\nsdb = ['megaraid,0']\n").unwrap();
+        assert!(config(Some(&path)).is_ok());
         std::fs::write(&path, "[console]\nallow_paths = ['/srv']\n").unwrap();
         let error = config(Some(&path)).unwrap_err();
         assert!(

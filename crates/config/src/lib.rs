@@ -39,6 +39,8 @@ pub struct Sections {
     pub metrics: Option<toml::Table>,
     /// What users of the console may reach. The second service reads it and judges it.
     pub console: Option<toml::Table>,
+    /// How smartctl reaches drives behind controllers. The second service reads it and judges it.
+    pub drives: Option<toml::Table>,
     /// More guests than memory. The memory controller reads it and judges it.
     pub memory: Option<toml::Table>,
 }

@@ -128,8 +128,41 @@ pub fn judge(output: &[u8], status: i32) -> Drive {
 }
 
 fn nobody_knows(mut drive: Drive, why: String) -> Drive {
-    drive.reasons.push(Reason::unknown("smart-none", why, ""));
+    let remedy = if why.contains("-d ") {
+        "set the type that smartctl needs as its option -d in hearth.toml, such as sda = \"megaraid,0\" under [drives]; `smartctl --scan` lists types"
+    } else {
+        ""
+    };
     drive
+        .reasons
+        .push(Reason::unknown("smart-none", why, remedy));
+    drive
+}
+
+impl Drive {
+    /// True if smartctl could not ask the drive the way it was called.
+    pub fn is_mute(&self) -> bool {
+        self.reasons.iter().any(|r| r.code == "smart-none")
+    }
+}
+
+/// The types, in the form of smartctl's option `-d`, under which `smartctl --scan --json` lists this device, or the drives
+/// of the controller with this SCSI host number. A type that smartctl tries by itself is not among them.
+pub fn scanned(output: &[u8], device: &str, host: Option<u32>) -> Vec<String> {
+    let json = serde_json::from_slice::<Value>(output).unwrap_or_default();
+    let bus = host.map(|host| format!("/dev/bus/{host}"));
+    let found = json["devices"].as_array().into_iter().flatten();
+    found
+        .filter(|d| d["name"] == device || bus.as_ref().is_some_and(|bus| d["name"] == **bus))
+        .map(|d| text(&d["type"]))
+        .filter(|kind| is_type(kind) && !matches!(kind.as_str(), "ata" | "scsi" | "nvme"))
+        .collect()
+}
+
+/// True for text that can be a value of smartctl's option `-d`.
+pub fn is_type(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || ",+/_".contains(c);
+    !text.is_empty() && text.len() <= 64 && text.chars().all(allowed)
 }
 
 fn judge_nvme(drive: &mut Drive, log: &Value) {
@@ -197,7 +230,7 @@ fn judge_ata(drive: &mut Drive, json: &Value) {
     for attribute in table.into_iter().flatten() {
         let name = text(&attribute["name"]);
         let words = name.replace('_', " ");
-        let raw = attribute["raw"]["value"].as_u64().unwrap_or(0);
+        let raw = raw_count(attribute);
         let prefail = attribute["flags"]["prefailure"] == true;
         match text(&attribute["when_failed"]).as_str() {
             "now" if prefail => drive.reasons.push(Reason::failed(
@@ -278,17 +311,60 @@ fn judge_scsi(drive: &mut Drive, json: &Value) {
     }
 }
 
-/// Normalised attributes that count down from 100 as flash wears.
-const WEAR_LEFT: [u64; 5] = [177, 231, 233, 202, 169];
+/// A counter's raw value. Vendors pack several fields into the six bytes of some counters; the lowest 16 bits are
+/// the count. smartctl's drive database shows most of these as `0 (0 16)`. Others are recognised by a figure that no counter
+/// of sectors reaches, or that the normalised value contradicts.
+fn raw_count(attribute: &Value) -> u64 {
+    const FIELD: u64 = 0xFFFF;
+    /// Normalised value of a counter that has counted nothing to speak of.
+    const UNTOUCHED: u64 = 100;
+    let raw = attribute["raw"]["value"].as_u64().unwrap_or(0);
+    let shown = text(&attribute["raw"]["string"]);
+    let digits = shown.split(|c: char| !c.is_ascii_digit()).next();
+    let first = digits.and_then(|d| d.parse::<u64>().ok());
+    if let Some(first) = first.filter(|n| *n < raw) {
+        return first;
+    }
+    let untouched = (attribute["value"].as_u64()).is_some_and(|v| v >= UNTOUCHED);
+    if raw > u64::from(u32::MAX) || (raw > FIELD && untouched) {
+        raw & FIELD
+    } else {
+        raw
+    }
+}
+
+/// Percent of its endurance that a flash drive has left, by its own normalised attributes. Their numbers mean different
+/// things from vendor to vendor, so smartctl's names decide: its drive database knows the models.
+fn life_left(json: &Value) -> Option<u64> {
+    let table = json["ata_smart_attributes"]["table"].as_array();
+    let turns = json["rotation_rate"].as_u64().is_some_and(|rate| rate > 0);
+    let mut lives = Vec::new();
+    let mut wears = Vec::new();
+    for attribute in table.into_iter().flatten().filter(|_| !turns) {
+        let Some(value) = attribute["value"].as_u64().filter(|v| *v <= 100) else {
+            continue;
+        };
+        let name: String = (text(&attribute["name"]).chars())
+            .filter(|c| !matches!(c, '_' | '-' | ' '))
+            .map(|c| c.to_ascii_lowercase())
+            .collect();
+        let has = |words: &[&str]| words.iter().any(|w| name.contains(w));
+        let is_life = has(&["life"]) && has(&["left", "remain", "used"]);
+        match attribute["id"].as_u64() {
+            // Normalised, all of these count down from 100, `Percent_Life_Used` as well.
+            _ if is_life => lives.push(value),
+            // The names of drives that the database does not know. Zero is no valid normalised value: SandForce
+            // controllers keep figures of their own under these numbers, and say 0.
+            Some(177) if name == "wearlevelingcount" && value > 0 => wears.push(value),
+            Some(233) if name == "mediawearoutindicator" && value > 0 => wears.push(value),
+            _ => {}
+        }
+    }
+    lives.into_iter().min().or(wears.into_iter().min())
+}
 
 fn wear(drive: &mut Drive, json: &Value) {
-    let table = json["ata_smart_attributes"]["table"].as_array();
-    let solid = json["rotation_rate"] == 0;
-    let left = (table.into_iter().flatten())
-        .filter(|a| solid && a["id"].as_u64().is_some_and(|id| WEAR_LEFT.contains(&id)))
-        .filter_map(|a| a["value"].as_u64())
-        .filter(|left| *left <= 100)
-        .min();
+    let left = life_left(json);
     let told = json["endurance_used"]["current_percent"].as_u64();
     let scsi = json["scsi_percentage_used_endurance_indicator"].as_u64();
     drive.worn = drive.worn.or(told).or(scsi).or(left.map(|left| 100 - left));
@@ -321,6 +397,7 @@ pub const MISSING: &str = "smartctl is not installed, so nothing is known of wha
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn codes(drive: &Drive) -> Vec<(&str, Condition)> {
         (drive.reasons.iter())
@@ -409,6 +486,114 @@ mod tests {
             ]
         );
         assert_eq!(worn.worn, Some(94));
+    }
+
+    #[test]
+    fn wear_is_read_by_name_not_by_number() {
+        for (model, attributes, worn) in [
+            (
+                "SandForce",
+                vec![
+                    (177, "Wear_Range_Delta", 0),
+                    (231, "SSD_Life_Left", 95),
+                    (233, "SandForce_Internal", 0),
+                ],
+                Some(5),
+            ),
+            // The same drive, unknown to the database.
+            (
+                "SandForce, default names",
+                vec![
+                    (177, "Wear_Leveling_Count", 0),
+                    (231, "Unknown_SSD_Attribute", 95),
+                    (233, "Media_Wearout_Indicator", 0),
+                ],
+                None,
+            ),
+            (
+                "Kingston at its end",
+                vec![
+                    (169, "Remaining_Lifetime_Perc", 0),
+                    (231, "SSD_Life_Left", 0),
+                ],
+                Some(100),
+            ),
+            (
+                "WD Blue",
+                vec![
+                    (230, "Media_Wearout_Indicator", 1),
+                    (233, "NAND_GB_Written_TLC", 100),
+                ],
+                None,
+            ),
+            ("Intel", vec![(233, "Media_Wearout_Indicator", 7)], Some(93)),
+            ("Samsung", vec![(177, "Wear_Leveling_Count", 4)], Some(96)),
+            (
+                "Crucial",
+                vec![(202, "Percent_Lifetime_Remain", 3)],
+                Some(97),
+            ),
+            ("Micron", vec![(202, "Perc_Rated_Life_Used", 88)], Some(12)),
+            (
+                "Plextor",
+                vec![(169, "Bad_Block_Rate", 0), (177, "Wear_Leveling_Count", 99)],
+                Some(1),
+            ),
+        ] {
+            let table: Vec<Value> = (attributes.iter())
+                .map(|(id, name, value)| {
+                    json!({"id": id, "name": name, "value": value, "raw": {"value": 4_294_967_296u64}})
+                })
+                .collect();
+            let answer = json!({"smart_status": {"passed": true}, "rotation_rate": 0,
+                "ata_smart_attributes": {"table": table}});
+            let drive = judge(answer.to_string().as_bytes(), 0);
+            assert_eq!(drive.worn, worn, "{model}");
+            let said = codes(&drive).contains(&("worn", Condition::Degraded));
+            assert_eq!(said, worn >= Some(WORN), "{model}: {drive:?}");
+        }
+    }
+
+    #[test]
+    fn drives_behind_controller_are_found_by_scan() {
+        let scan = br#"{"devices":[
+            {"name":"/dev/sda","type":"scsi"},{"name":"/dev/sdb","type":"sat"},
+            {"name":"/dev/bus/0","type":"megaraid,0"},{"name":"/dev/bus/0","type":"megaraid,1"},
+            {"name":"/dev/bus/1","type":"megaraid,7"},{"name":"/dev/bus/0","type":"x; reboot"}]}"#;
+        assert_eq!(
+            scanned(scan, "/dev/sda", Some(0)),
+            ["megaraid,0", "megaraid,1"]
+        );
+        assert_eq!(scanned(scan, "/dev/sdb", None), ["sat"]);
+        assert!(scanned(scan, "/dev/sda", None).is_empty());
+        assert!(scanned(b"{}", "/dev/sda", Some(0)).is_empty());
+        let refused =
+            br#"{"smartctl":{"messages":[{"string":"please try adding '-d megaraid,N'"}]}}"#;
+        let drive = judge(refused, 2);
+        assert!(drive.is_mute() && drive.reasons[0].remedy.contains("[drives]"));
+    }
+
+    #[test]
+    fn packed_raw_value_counts_its_lowest_field() {
+        for (id, value, raw, string, count) in [
+            (5, 100, 0x10_0000_0000u64, "0 (0 16)", 0),
+            (5, 100, 0x10_0000_0000, "68719476736", 0),
+            (5, 90, 0x10_0000_0009, "9 (0 16)", 9),
+            (197, 100, 0x1_0000_0000, "4294967296", 0),
+            (198, 200, 0x2_0002_0002, "8590065666", 2),
+            (187, 100, 0x1_0000, "65536", 0),
+            (197, 1, 70_000, "70000", 70_000),
+            (5, 100, 12, "12", 12),
+            (5, 100, 12, "", 12),
+        ] {
+            let attribute =
+                json!({"id": id, "value": value, "raw": {"value": raw, "string": string}});
+            assert_eq!(raw_count(&attribute), count, "{attribute}");
+            let answer = json!({"smart_status": {"passed": true}, "rotation_rate": 7200,
+                "ata_smart_attributes": {"table": [attribute]}});
+            let drive = judge(answer.to_string().as_bytes(), 0);
+            assert_eq!(drive.reasons.is_empty(), count == 0, "{drive:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Pools of ZFS: from `zpool status -j` (since 2.3), or its text.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::model::{Item, Kind, Reason};
 
@@ -73,7 +73,17 @@ pub fn from_json(output: &[u8]) -> Option<Vec<Zpool>> {
         let under_way = scan["function"] == "RESILVER" && scan["state"] == "SCANNING";
         let (done, whole) = (count(&scan["issued"]), count(&scan["to_examine"]));
         let mut bad = Vec::new();
-        members(&pool["vdevs"], 0, &mut bad);
+        // Devices of other classes are listed beside `vdevs`: `logs`, `special`, `dedup`, `l2cache`, `spares`.
+        for (class, group) in pool.as_object().into_iter().flatten() {
+            let is_group = |g: &Map<String, Value>| g.values().any(|v| v["state"].is_string());
+            if group.as_object().is_some_and(is_group) {
+                let at = bad.len();
+                members(group, 0, &mut bad);
+                if class != "vdevs" {
+                    (bad.iter_mut().skip(at)).for_each(|m| *m = format!("{class}: {m}"));
+                }
+            }
+        }
         Zpool {
             name: name.clone(),
             state: text(&pool["state"]),
@@ -92,6 +102,8 @@ pub fn from_text(output: &str) -> Vec<Zpool> {
     let mut pools: Vec<Zpool> = Vec::new();
     // The heading under which the lines are that have none.
     let mut heading = String::new();
+    // The class of devices that lines of `config` are about; empty for data.
+    let mut class = String::new();
     for line in output.lines() {
         let headed = line.trim_start().split_once(':').filter(|(h, _)| {
             matches!(
@@ -115,6 +127,7 @@ pub fn from_text(output: &str) -> Vec<Zpool> {
             None => line.trim(),
         };
         if headed.is_some() && heading == "pool" {
+            class.clear();
             pools.push(Zpool {
                 name: rest.to_owned(),
                 ..Zpool::default()
@@ -149,8 +162,18 @@ pub fn from_text(output: &str) -> Vec<Zpool> {
             }
             "config" => {
                 let words: Vec<&str> = rest.split_whitespace().collect();
-                let &[name, state, read, write, sum, ..] = words.as_slice() else {
+                // Lines of spares have no counts, headings of classes no state.
+                let [name, state, counts @ ..] = words.as_slice() else {
+                    if let &[heading] = words.as_slice() {
+                        class = format!("{heading}: ");
+                    }
                     continue;
+                };
+                let (name, state) = (*name, *state);
+                let counted = |n: &str| n.starts_with(|c: char| c.is_ascii_digit());
+                let counts = match counts {
+                    [read, write, sum, ..] if counted(read) => [*read, *write, *sum],
+                    _ => ["0"; 3],
                 };
                 let inner = name == pool.name
                     || ["mirror-", "raidz", "draid", "replacing-", "spare-"]
@@ -159,12 +182,11 @@ pub fn from_text(output: &str) -> Vec<Zpool> {
                 if name == "NAME" || inner {
                     continue;
                 }
-                let errors = [read, write, sum].iter().any(|n| *n != "0" && *n != "-");
                 if !matches!(state, "ONLINE" | "AVAIL" | "INUSE") {
-                    pool.members.push(format!("{name} {state}"));
-                } else if errors {
-                    pool.members
-                        .push(format!("{name} errors {read}/{write}/{sum}"));
+                    pool.members.push(format!("{class}{name} {state}"));
+                } else if counts.iter().any(|n| *n != "0" && *n != "-") {
+                    let counts = counts.join("/");
+                    pool.members.push(format!("{class}{name} errors {counts}"));
                 }
             }
             "errors" if headed.is_some() && !rest.starts_with("No known") => {
@@ -200,7 +222,7 @@ impl Zpool {
             ("ONLINE", None) if who.is_empty() => {}
             ("ONLINE", None) => reasons.push(Reason::degraded(
                 "zpool-errors",
-                format!("members of the pool had errors{who}"),
+                format!("devices of the pool have failed or had errors{who}"),
                 remedy,
             )),
             ("ONLINE" | "DEGRADED", Some(done)) => reasons.push(Reason::rebuilding(
@@ -291,6 +313,62 @@ mod tests {
         for (cut, _) in text.char_indices() {
             from_text(&text[..cut]);
         }
+    }
+
+    const CLASSES: [&str; 5] = ["logs", "special", "dedup", "l2cache", "spares"];
+
+    #[test]
+    fn failed_device_of_any_class_degrades_its_pool() {
+        for class in CLASSES {
+            for state in ["FAULTED", "UNAVAIL", "REMOVED", "OFFLINE"] {
+                let json = format!(
+                    r#"{{"pools":{{"p":{{"name":"p","state":"ONLINE","scan_stats":{{"state":"FINISHED"}},
+                    "vdevs":{{"p":{{"state":"ONLINE","vdevs":{{"sda":{{"state":"ONLINE"}}}}}}}},
+                    "{class}":{{"sdb":{{"state":"{state}","read_errors":"0"}}}},"error_count":"0"}}}}}}"#
+                );
+                let item = from_json(json.as_bytes()).unwrap()[0].judge();
+                assert_eq!(item.condition, Condition::Degraded, "{class} {state}");
+                let wanted = format!("{class}: sdb {state}");
+                assert!(item.reasons[0].what.contains(&wanted), "{item:?}");
+            }
+            let json = format!(
+                r#"{{"pools":{{"p":{{"state":"ONLINE","vdevs":{{}},"{class}":{{"mirror-1":{{"state":"ONLINE",
+                "vdevs":{{"sdb":{{"state":"ONLINE","checksum_errors":"3"}}}}}}}}}}}}}}"#
+            );
+            let item = from_json(json.as_bytes()).unwrap()[0].judge();
+            assert_eq!(item.condition, Condition::Degraded, "{item:?}");
+        }
+        let spares = r#"{"pools":{"p":{"state":"ONLINE","vdevs":{},
+            "spares":{"sdb":{"state":"AVAIL"},"sdc":{"state":"INUSE"}}}}}"#;
+        let item = from_json(spares.as_bytes()).unwrap()[0].judge();
+        assert_eq!(item.condition, Condition::Healthy, "{item:?}");
+    }
+
+    #[test]
+    fn text_names_failed_device_of_any_class() {
+        let status = |lines: &str| {
+            let text = format!(
+                "  pool: p\n state: ONLINE\nconfig:\n\n\tNAME  STATE  READ WRITE CKSUM\n\tp  ONLINE  0  0  0\n\
+                \t  sda  ONLINE  0  0  0\n{lines}\nerrors: No known data errors\n"
+            );
+            from_text(&text)[0].judge()
+        };
+        for (class, line) in [
+            ("logs", "sdb  FAULTED  0  0  0  too many errors"),
+            ("cache", "sdb  UNAVAIL  0  0  0  cannot open"),
+            ("special", "sdb  REMOVED  0  0  0"),
+            ("spares", "sdb  FAULTED   corrupted data"),
+            ("spares", "sdb  UNAVAIL"),
+        ] {
+            let item = status(&format!("\t{class}\n\t  {line}\n"));
+            assert_eq!(item.condition, Condition::Degraded, "{class} {line}");
+            assert!(
+                item.reasons[0].what.contains(&format!("{class}: sdb ")),
+                "{item:?}"
+            );
+        }
+        let well = status("\tspares\n\t  sdb  AVAIL\n\t  sdc  INUSE     currently in use\n");
+        assert_eq!(well.condition, Condition::Healthy, "{well:?}");
     }
 
     #[test]

@@ -13,10 +13,11 @@ use hearth_daemon::error::Result;
 use hearth_health::files::{self, FileSystem};
 use hearth_health::{Item, Kind, Reason, lvm, md, smart, zfs};
 use hearth_io::beneath::{Node, beneath};
+use serde::Deserialize;
 
 use crate::facts::{self, Place};
 use crate::part::{Context, Part};
-use crate::tool::{Mute, Said, ask_as_root};
+use crate::tool::{Mute, ask_as_root};
 
 /// Between two rounds.
 const EVERY: Duration = Duration::from_secs(30);
@@ -63,13 +64,69 @@ impl Findings {
 pub struct Collecting {
     /// Where it leaves what it finds.
     pub findings: Findings,
+    drives: DrivesConfig,
     memory: Mutex<Memory>,
 }
+
+impl Collecting {
+    /// A part that asks drives the way the host's file says.
+    pub fn new(drives: DrivesConfig) -> Collecting {
+        Collecting {
+            drives,
+            ..Collecting::default()
+        }
+    }
+}
+
+/// The section `[drives]`: values of smartctl's option `-d` by the kernel's name of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct DrivesConfig(BTreeMap<String, Types>);
+
+/// One drive behind a device, or several.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+enum Types {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl DrivesConfig {
+    /// What is wrong with it.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        for name in self.0.keys() {
+            if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric()) {
+                return Err(format!(
+                    "drives: {name:?} is not the kernel's name of a device, such as sda"
+                ));
+            }
+            for kind in self.types(name) {
+                if !smart::is_type(kind) {
+                    return Err(format!(
+                        "drives.{name}: {kind:?} is not a type of smartctl's option -d, such as sat or megaraid,0"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn types(&self, name: &str) -> &[String] {
+        match self.0.get(name) {
+            Some(Types::One(kind)) => std::slice::from_ref(kind),
+            Some(Types::Several(kinds)) => kinds,
+            None => &[],
+        }
+    }
+}
+
+/// Drives behind one device: the type that smartctl was told, and the answer.
+type Drives = Vec<(Option<String>, smart::Drive)>;
 
 /// What is remembered from round to round.
 #[derive(Debug, Default)]
 struct Memory {
-    drives: BTreeMap<String, (Instant, Option<smart::Drive>)>,
+    drives: BTreeMap<String, (Instant, Option<Drives>)>,
     /// Paths that are being looked at and have not answered.
     hanging: BTreeMap<PathBuf, std::sync::mpsc::Receiver<Option<Looked>>>,
 }
@@ -170,31 +227,96 @@ impl Memory {
         }
     }
 
-    fn drive(&mut self, name: &str, notes: &mut BTreeSet<String>) -> Option<smart::Drive> {
+    /// What the drives behind a device say, asked now or lately.
+    fn drives(
+        &mut self,
+        name: &str,
+        types: &[String],
+        notes: &mut BTreeSet<String>,
+    ) -> Option<Drives> {
         let due = |(at, _): &(Instant, _)| at.elapsed() >= DRIVES_EVERY;
         if self.drives.get(name).is_none_or(due) {
-            let device = format!("/dev/{name}");
-            let args = ["--json=c", "-a", "-n", "standby", &device];
-            let drive = match ask_as_root(&format!("smart {name}"), "smartctl", &args, TOOL_LIMIT) {
-                // It sleeps, and what it said before still holds.
-                Ok(Said { status: 2, .. }) if self.drives.contains_key(name) => None,
-                Ok(said) => Some(smart::judge(&said.output, said.status)),
-                Err(Mute::Missing) => {
-                    notes.insert(smart::MISSING.to_owned());
-                    return None;
-                }
-                Err(Mute::Late) => Some(late(&device)),
-                Err(Mute::Io(e)) => {
-                    notes.insert(format!("smartctl cannot be run: {e}"));
-                    return None;
-                }
-            };
-            let before = self.drives.remove(name).and_then(|(_, drive)| drive);
+            let before = self.drives.remove(name).and_then(|(_, drives)| drives);
+            let drives = ask_drives(name, types, before, notes);
             self.drives
-                .insert(name.to_owned(), (Instant::now(), drive.or(before)));
+                .insert(name.to_owned(), (Instant::now(), drives));
         }
         self.drives.get(name)?.1.clone()
     }
+}
+
+/// Asks all drives behind a device: with the types that were set, otherwise as smartctl finds it, and if that does not
+/// answer with the types of a scan.
+fn ask_drives(
+    name: &str,
+    types: &[String],
+    before: Option<Drives>,
+    notes: &mut BTreeSet<String>,
+) -> Option<Drives> {
+    let before = before.unwrap_or_default();
+    let mut ask = |kind: Option<&String>| {
+        let known = before.iter().find(|(k, _)| k.as_ref() == kind);
+        let drive = ask_drive(name, kind, known.map(|(_, drive)| drive), notes)?;
+        Some((kind.cloned(), drive))
+    };
+    if !types.is_empty() {
+        return types.iter().map(|kind| ask(Some(kind))).collect();
+    }
+    let plain = ask(None)?;
+    if !plain.1.is_mute() {
+        return Some(vec![plain]);
+    }
+    let args = ["--scan", "--json=c"];
+    let scan = ask_as_root("smart-scan", "smartctl", &args, TOOL_LIMIT);
+    let output = scan.map(|said| said.output).unwrap_or_default();
+    let found = smart::scanned(&output, &format!("/dev/{name}"), scsi_host(name));
+    let answered = found.iter().take(DRIVES_MAX).filter_map(|k| ask(Some(k)));
+    let answered: Drives = answered.filter(|(_, drive)| !drive.is_mute()).collect();
+    Some(match answered {
+        none if none.is_empty() => vec![plain],
+        answered => answered,
+    })
+}
+
+/// What one drive says; what it said before if it sleeps; `None` if smartctl cannot be run.
+fn ask_drive(
+    name: &str,
+    kind: Option<&String>,
+    before: Option<&smart::Drive>,
+    notes: &mut BTreeSet<String>,
+) -> Option<smart::Drive> {
+    let device = format!("/dev/{name}");
+    let mut args = vec!["--json=c", "-a", "-n", "standby"];
+    let mut question = format!("smart {name}");
+    if let Some(kind) = kind {
+        args.extend(["-d", kind]);
+        question = format!("{question} {kind}");
+    }
+    args.push(&device);
+    match ask_as_root(&question, "smartctl", &args, TOOL_LIMIT) {
+        Ok(said) => Some(match (said.status, before) {
+            (2, Some(before)) => before.clone(),
+            (status, _) => smart::judge(&said.output, status),
+        }),
+        Err(Mute::Missing) => {
+            notes.insert(smart::MISSING.to_owned());
+            None
+        }
+        Err(Mute::Late) => Some(late(&device)),
+        Err(Mute::Io(e)) => {
+            notes.insert(format!("smartctl cannot be run: {e}"));
+            None
+        }
+    }
+}
+
+/// The number of the SCSI host that a device is attached to.
+fn scsi_host(name: &str) -> Option<u32> {
+    let link = std::fs::read_link(Path::new("/sys/class/block").join(name)).ok()?;
+    let host = link
+        .iter()
+        .find_map(|part| part.to_str()?.strip_prefix("host"));
+    host?.parse().ok()
 }
 
 fn late(device: &str) -> smart::Drive {
@@ -221,7 +343,7 @@ fn mapped(volume: &str) -> Option<[String; 2]> {
     Some([name, pool])
 }
 
-fn round(memory: &mut Memory, places: &[Place]) -> Collected {
+fn round(memory: &mut Memory, config: &DrivesConfig, places: &[Place]) -> Collected {
     let mut notes = BTreeSet::new();
     let mut items = Vec::new();
     // Devices and file systems, with the disks on each.
@@ -309,20 +431,25 @@ fn round(memory: &mut Memory, places: &[Place]) -> Collected {
         .filter(|name| is_drive(name))
         .take(DRIVES_MAX);
     for name in drives {
-        if let Some(drive) = memory.drive(name, &mut notes) {
-            let mut item = Item::new(Kind::Device, name, drive.reasons).about(drive.model);
-            item.disks = on(name);
-            items.push(item);
-        } else {
-            let mut item = Item::new(
-                Kind::Device,
-                name,
-                vec![Reason::unknown(
-                    "smart-none",
-                    "nothing is known of its health",
-                    "",
-                )],
-            );
+        let unknown = || {
+            let reason = Reason::unknown("smart-none", "nothing is known of its health", "");
+            vec![(
+                None,
+                smart::Drive {
+                    reasons: vec![reason],
+                    ..smart::Drive::default()
+                },
+            )]
+        };
+        let answers = memory.drives(name, config.types(name), &mut notes);
+        let answers = answers.unwrap_or_else(unknown);
+        let single = answers.len() == 1;
+        for (kind, drive) in answers {
+            let called = match kind.filter(|_| !single) {
+                Some(kind) => format!("{name} {kind}"),
+                None => name.clone(),
+            };
+            let mut item = Item::new(Kind::Device, called, drive.reasons).about(drive.model);
             item.disks = on(name);
             items.push(item);
         }
@@ -425,7 +552,7 @@ impl Part for Collecting {
             if let Some(seen) = context.daemon.seen() {
                 let places = facts::places(&seen);
                 let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-                let mut collected = round(&mut memory, &places);
+                let mut collected = round(&mut memory, &self.drives, &places);
                 drop(memory);
                 collected.rounds = self.findings.get().rounds + 1;
                 // Once, and again only after it was otherwise.
@@ -469,7 +596,7 @@ mod tests {
             disk: Some("vm1".to_owned()),
             written: true,
         };
-        let found = round(&mut Memory::default(), &[place]);
+        let found = round(&mut Memory::default(), &DrivesConfig::default(), &[place]);
         let systems: Vec<&Item> = found
             .items
             .iter()

@@ -197,6 +197,23 @@ mod tests {
         );
         assert_eq!(String::from_utf8(said.output).unwrap(), wanted);
         assert_eq!(said.status, 5);
+        // A type of smartctl's option -d may be said, and nothing that is more.
+        std::fs::rename(&tool, dir.path().join("smartctl")).unwrap();
+        let said = |question: &str| probed(question, dir.path()).map(|said| said.output);
+        let scanned = String::from_utf8(said("smart-scan").unwrap()).unwrap();
+        assert!(scanned.starts_with("--scan --json=c\n"), "{scanned}");
+        let blocks = std::fs::read_dir("/sys/class/block").unwrap().flatten();
+        let names = blocks.filter_map(|b| b.file_name().into_string().ok());
+        let mut names = names.filter(|n| std::path::Path::new("/dev").join(n).exists());
+        if let Some(name) = names.next() {
+            let typed = said(&format!("smart {name} sat+megaraid,5")).unwrap();
+            let wanted = format!("--json=c -a -n standby -d sat+megaraid,5 /dev/{name}\n");
+            assert!(String::from_utf8(typed).unwrap().starts_with(&wanted));
+            for kind in ["sat -l error", "a;b", "$(id)", ""] {
+                let refused = said(&format!("smart {name} {kind}"));
+                assert!(matches!(refused, Err(Mute::Io(_))), "{kind}: {refused:?}");
+            }
+        }
         let missing = probed("zpool", dir.path());
         assert!(matches!(missing, Err(Mute::Missing)), "{missing:?}");
         for question in ["smart ../../etc/shadow", "smart null", "lvs -h", "", "sh"] {
