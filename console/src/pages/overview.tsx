@@ -30,12 +30,12 @@ export function Overview() {
   );
 }
 
-/** What the second service judged, the worst first. */
+/** What the second service judged, the worst first. A drive that reports nothing, such as a virtual one, is on the page of devices. */
 function listed(report: Report): Reason[] {
   const order: Condition[] = ["failed", "degraded", "rebuilding", "unknown"];
   const all = report.items.flatMap((item) =>
     (item.reasons ?? [])
-      .filter((r) => r.condition !== "healthy")
+      .filter((r) => r.condition !== "healthy" && !(item.kind === "device" && r.condition === "unknown"))
       .map((r) => ({
         rank: order.indexOf(r.condition),
         severity: r.condition === "failed" ? ("bad" as const) : r.condition === "unknown" ? ("info" as const) : ("warn" as const),
