@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hearth_daemon::error::{Error, Kind};
+use hearth_daemon::progress::human_seconds;
 use hearth_daemon::size::human;
 use hearth_fault::Fault;
 use hearth_trace::{
@@ -13,7 +14,7 @@ use hearth_trace::{
 
 use crate::args::{Global, Trace, TraceConvert, TraceInfo};
 use crate::interrupt::Interrupt;
-use crate::stats::percent;
+use crate::stats::{micros, percent};
 use crate::status::StatusLine;
 use crate::table::Table;
 use crate::{Failure, Outcome, print_json};
@@ -215,6 +216,9 @@ struct Informed {
     /// The trace ended in an unfinished frame, which began with record `torn_at`.
     torn: bool,
     torn_at: Option<u64>,
+    /// The kind of blkparse's events that were counted, if there are no queue events.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counted_event: Option<char>,
 }
 
 fn info(global: &Global, args: &TraceInfo) -> Outcome {
@@ -239,13 +243,20 @@ fn info(global: &Global, args: &TraceInfo) -> Outcome {
             sum,
             torn: torn_at.is_some(),
             torn_at,
+            counted_event: reader.other_event(),
         });
     }
     if let Some(record) = torn_at {
         println!("NOT WHOLE     {}", torn_words(record));
     }
     let operations = reader.format().has_operations();
-    println!("form          {}", reader.format());
+    match reader.other_event() {
+        Some(event) => println!(
+            "form          {}: it has no queue (Q) events, so {event} events are counted",
+            reader.format()
+        ),
+        None => println!("form          {}", reader.format()),
+    }
     println!("requests      {}", sum.requests);
     if operations {
         println!(
@@ -258,7 +269,7 @@ fn info(global: &Global, args: &TraceInfo) -> Outcome {
         if sum.discards + sum.flushes > 0 {
             println!("discards      {}, flushes {}", sum.discards, sum.flushes);
         }
-        println!("duration      {:.1} s", sum.duration_us as f64 / 1e6);
+        println!("duration      {}", lasted(sum.duration_us));
     }
     println!("disks         {}", sum.disks);
     println!(
@@ -281,6 +292,14 @@ fn info(global: &Global, args: &TraceInfo) -> Outcome {
     println!();
     print!("{}", bars("SEEK UP TO", &sum.seeks, &sum));
     Ok(())
+}
+
+/// A time span as everywhere: with a fraction below a minute.
+fn lasted(us: u64) -> String {
+    match us {
+        0..60_000_000 => micros(Some(us as f64)),
+        _ => human_seconds(us as f64 / 1e6),
+    }
 }
 
 /// A histogram with a bar for each bucket.
@@ -313,5 +332,11 @@ mod tests {
             assert_eq!(form_of(Path::new(name)).ok(), Some(form), "{name}");
         }
         assert!(form_of(Path::new("a.csv.gz")).is_err());
+    }
+
+    #[test]
+    fn time_spans_have_one_form() {
+        assert_eq!(lasted(1500), "1.5 ms");
+        assert_eq!(lasted(7_500_000_000), "2 h 5 min");
     }
 }

@@ -24,7 +24,15 @@ pub enum Format {
     Alibaba,
     /// Storage Performance Council: `ASU,LBA,size,opcode,timestamp`.
     Spc,
-    /// Text that `blkparse` prints from a blktrace recording; queue events count.
+    /// SYSTOR '17 (LUNs of a VDI): `Timestamp,Response,IOType,LUN,Offset,Size`.
+    Systor,
+    /// Tencent: `timestamp,offset,size,0 or 1,volume`, in seconds and sectors.
+    Tencent,
+    /// FIU: `nanoseconds pid process sector sectors R/W major minor md5`, separated by blanks.
+    Fiu,
+    /// fio's `write_iolog`, versions 2 and 3.
+    Fio,
+    /// Text that `blkparse` prints from a blktrace recording. Queue events count, otherwise the first later kind there is.
     Blkparse,
     /// ESXi vscsiStats, version 1 (32-byte records).
     Vscsi1,
@@ -36,7 +44,7 @@ pub enum Format {
 
 impl Format {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Format; 10] = [
+    pub const ALL: [Format; 14] = [
         Format::Hearth,
         Format::Csv,
         Format::Keys,
@@ -45,6 +53,10 @@ impl Format {
         Format::Msr,
         Format::Alibaba,
         Format::Spc,
+        Format::Systor,
+        Format::Tencent,
+        Format::Fiu,
+        Format::Fio,
         Format::Blkparse,
         Format::Oracle,
     ];
@@ -58,6 +70,10 @@ impl Format {
             Format::Msr => "msr",
             Format::Alibaba => "alibaba",
             Format::Spc => "spc",
+            Format::Systor => "systor17",
+            Format::Tencent => "tencent",
+            Format::Fiu => "fiu",
+            Format::Fio => "fio-iolog",
             Format::Blkparse => "blkparse",
             Format::Vscsi1 => "vscsi1",
             Format::Vscsi2 => "vscsi2",
@@ -74,6 +90,14 @@ impl Format {
     /// Does it tell reads from writes?
     pub fn has_operations(self) -> bool {
         !matches!(self, Format::Keys | Format::Oracle)
+    }
+
+    /// Can traces be written in it?
+    pub fn is_written(self) -> bool {
+        !matches!(
+            self,
+            Format::Keys | Format::Systor | Format::Tencent | Format::Fiu | Format::Fio
+        )
     }
 
     /// The form of a trace that begins with `head`; `whole` when there is nothing after it.

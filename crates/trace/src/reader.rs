@@ -9,7 +9,7 @@ use crate::format::Format;
 use crate::frame::{self, BadHeader, FRAME_HEADER, HEADER_BYTES};
 use crate::record::Record;
 use crate::source;
-use crate::text::{self, Disks};
+use crate::text::{Lines, Request};
 
 /// Longest line of a text format. Longer ones are damage.
 const LINE_MAX: u64 = 64 << 10;
@@ -37,7 +37,11 @@ pub struct Reader {
     /// Records (in text formats lines) read.
     at: u64,
     line: Vec<u8>,
-    disks: Disks,
+    lines: Lines,
+    /// The rest of a discard that is longer than a record.
+    rest: Option<Request>,
+    /// A record was found.
+    found: bool,
     frame: Vec<Record>,
     /// Next record of `frame`.
     next: usize,
@@ -93,12 +97,15 @@ impl Reader {
             Some(format) => format,
             None => Format::detect(&head, whole).ok_or(TraceError::Unknown)?,
         };
+        let lines = Lines::new(format, &head);
         let mut reader = Reader {
             source: Box::new(Cursor::new(head).chain(rest)),
             format,
             at: 0,
             line: Vec::new(),
-            disks: Disks::default(),
+            lines,
+            rest: None,
+            found: false,
             frame: Vec::new(),
             next: 0,
             body: Vec::new(),
@@ -114,6 +121,12 @@ impl Reader {
     /// The trace's form.
     pub fn format(&self) -> Format {
         self.format
+    }
+
+    /// The kind of blkparse's events that counts as a request, where the trace has no queue events. From inserts (`I`) on,
+    /// requests were merged before.
+    pub fn other_event(&self) -> Option<char> {
+        self.lines.other_event()
     }
 
     /// The first record of a frame that was never finished, if the trace ended in one, as a kill
@@ -166,6 +179,9 @@ impl Reader {
     }
 
     fn next_text(&mut self) -> Result<Option<Record>, TraceError> {
+        if let Some(request) = self.rest.take() {
+            return Ok(Some(self.record(request)));
+        }
         loop {
             self.line.clear();
             let n = (&mut self.source)
@@ -175,19 +191,28 @@ impl Reader {
                     record: self.at,
                     source,
                 })?;
+            if n == 0 && self.format == Format::Blkparse && !self.found {
+                return Err(self.bad("it ends without an event of a read, write or discard"));
+            }
             if n == 0 {
                 return Ok(None);
             }
             if n as u64 == LINE_MAX && self.line.last() != Some(&b'\n') {
                 return Err(self.bad("its line is longer than 64 KiB"));
             }
-            let parsed = text::parse(self.format, &self.line, self.at, &mut self.disks)
-                .map_err(|why| self.bad(why))?;
+            let parsed = self.lines.parse(&self.line);
+            let parsed = parsed.map_err(|why| self.bad(why))?;
             self.at += 1;
-            if parsed.is_some() {
-                return Ok(parsed);
+            if let Some(request) = parsed {
+                return Ok(Some(self.record(request)));
             }
         }
+    }
+
+    fn record(&mut self, request: Request) -> Record {
+        let (record, rest) = request.split();
+        (self.rest, self.found) = (rest, true);
+        record
     }
 
     fn next_binary(&mut self) -> Result<Option<Record>, TraceError> {

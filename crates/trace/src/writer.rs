@@ -28,7 +28,7 @@ impl<W: Write> Writer<W> {
         let foreign = Foreign::new(format);
         match format {
             Format::Hearth => out.write_all(&frame::header()),
-            Format::Keys => {
+            other if !other.is_written() => {
                 return Err(TraceError::Unwritable {
                     format: format.name(),
                     why: "this form is only read",

@@ -49,7 +49,7 @@ pub(super) fn parse_format(text: &str) -> Result<hearth_trace::Format, Fault> {
 /// A form to write.
 fn parse_output(text: &str) -> Result<hearth_trace::Format, Fault> {
     match parse_format(text)? {
-        hearth_trace::Format::Keys => Err(Fault::new(
+        form if !form.is_written() => Err(Fault::new(
             "this form is only read",
             "choose another, such as csv",
         )),

@@ -148,6 +148,50 @@ fn a_bad_line_is_named_by_number() {
     assert!(read(endless).is_err());
 }
 
+/// `mkfs` discards 2 GiB at a time, `blkdiscard` the whole device.
+#[test]
+fn long_discard_becomes_several_records() {
+    const GIB: u64 = 1 << 30;
+    let text = "8,0 3 14 0.01 697 Q DS 8 + 4194304 [mkfs.ext4]\n8,0 3 15 0.02 697 Q W 0 + 8 [x]\n";
+    let got = read(text.as_bytes().to_vec()).expect("read");
+    let ranges: Vec<(Op, u64, u64)> = (got.iter())
+        .map(|r| (r.op, r.offset, u64::from(r.length)))
+        .collect();
+    assert_eq!(
+        ranges,
+        [
+            (Op::Discard, 4096, GIB),
+            (Op::Discard, 4096 + GIB, GIB),
+            (Op::Write, 0, 4096)
+        ]
+    );
+    let text = format!("0,D,0,{}\n", 5 * GIB + 512);
+    assert_eq!(read(text.into_bytes()).expect("read").len(), 6);
+    assert!(read(format!("0,W,0,{}\n0,W,0,1\n", 2 * GIB).into_bytes()).is_err());
+}
+
+#[test]
+fn blkparse_text_without_requests_is_refused() {
+    let text = "8,0 0 0 0.000000000 0 m N cfq workload slice:100\nCPU0 (8,0):\n";
+    let error = read(text.as_bytes().to_vec()).expect_err("nothing in it");
+    assert!(error.to_string().contains("without an event"), "{error}");
+}
+
+#[test]
+fn csv_with_mark_and_comments_is_read() {
+    let lines =
+        "time_us,op,offset_bytes,length_bytes\r\n0,R,0,4096\r\n# half way\r\n10,W,4096,4096\r\n";
+    for before in [
+        "",
+        "\u{FEFF}",
+        "# made by hand\n",
+        "\u{FEFF}# made by hand\r\n\r\n",
+    ] {
+        let got = read(format!("{before}{lines}").into_bytes());
+        assert_eq!(got.expect("read").len(), 2, "{before:?}");
+    }
+}
+
 #[test]
 fn a_newer_version_is_refused() {
     let mut bytes = written(&records(1), Format::Hearth);
