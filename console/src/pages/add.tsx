@@ -26,7 +26,7 @@ interface Listing {
 
 /** The form of an image, as its name tells; the daemon looks into it and says if that is wrong. */
 function form(path: string): string {
-  const found = /\.(qcow2|vmdk|vdi|vhdx)$/i.exec(path);
+  const found = /\.(qcow2|vmdk|vdi|vhdx|vhd)$/i.exec(path);
   return found ? `${found[1]!.toLowerCase()}:${path}` : path;
 }
 

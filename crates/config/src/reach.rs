@@ -14,7 +14,7 @@ use hearth_fault::Fault;
 use serde_json::Value;
 
 /// Forms of images in a file, as origins are written.
-const IMAGES: [&str; 6] = ["qcow2", "vmdk", "vdi", "vhdx", "raw", "file"];
+const IMAGES: [&str; 8] = ["qcow2", "vmdk", "vdi", "vhdx", "vhd", "vpc", "raw", "file"];
 /// Where a body of a request is described.
 const SEE: &str = "see the API's description at /v1/openapi.json";
 

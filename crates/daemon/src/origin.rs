@@ -115,6 +115,12 @@ pub fn check_plain(spec: &OriginSpec, flash: &Path) -> Result<()> {
     let Some(found) = identify(path) else {
         return Ok(());
     };
+    // `qemu-img convert` takes a fixed VHD for raw, and so copies the footer. It adds nothing but a sector.
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("");
+    let is_raw = matches!(extension.to_ascii_lowercase().as_str(), "raw" | "img");
+    if is_raw && found.is_footer_only() {
+        return Ok(());
+    }
     let at = path.display();
     if found.is_pool() && !spec.raw_bytes && !is_same_data(flash, path) {
         return Err(Error::refused(
@@ -233,14 +239,17 @@ pub fn has_times(record: &DiskRecord, device: &Device, now: Option<&OriginIdenti
 /// The same origin with names of block devices that outlive a reboot; `None` if all have.
 pub fn stable(spec: &OriginSpec) -> Option<OriginSpec> {
     let renamed = |part: &OriginSpec| {
-        let Source::File(path) = &part.source else {
-            return None;
+        let decoded = hearth_origin::decoded(part);
+        let part = decoded.as_ref().unwrap_or(part);
+        let stable = match &part.source {
+            Source::File(path) => hearth_io::identity::stable_path(path),
+            Source::Other { .. } => None,
         };
-        let source = Source::File(hearth_io::identity::stable_path(path)?);
-        Some(OriginSpec {
-            source,
+        let renamed = stable.map(|path| OriginSpec {
+            source: Source::File(path),
             ..part.clone()
-        })
+        });
+        renamed.or_else(|| decoded.clone())
     };
     let Some(legs) = hearth_origin::legs(spec) else {
         return renamed(spec);

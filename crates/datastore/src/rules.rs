@@ -7,7 +7,7 @@
 /// Bytes from which on a file is large.
 const LARGE: u64 = 1 << 20;
 /// What names of images end with.
-const ENDS: &[&str] = &[".vmdk", ".qcow2", ".raw", ".img", ".vhdx"];
+const ENDS: &[&str] = &[".vmdk", ".qcow2", ".raw", ".img", ".vhdx", ".vhd"];
 /// What a host writes beside its disks and is small: never a disk, whatever it is called.
 const LOCK: &[u8] = b".lck-";
 
@@ -54,6 +54,7 @@ mod tests {
             "x.raw",
             "x.img",
             "x.vhdx",
+            "x.vhd",
         ] {
             assert!(rules.name_fits(name.as_bytes()), "{name}");
         }

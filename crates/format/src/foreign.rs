@@ -28,10 +28,18 @@ pub struct Found {
 /// What [`identify`] calls a pool of ours.
 const HEARTH_POOL: &str = "a Hearth pool";
 
+/// What [`identify`] calls a raw disk with a VHD's footer behind it.
+const FIXED_VHD: &str = "a fixed VHD disk image";
+
 impl Found {
     /// True for a pool of Hearth.
     pub fn is_pool(&self) -> bool {
         self.what == HEARTH_POOL
+    }
+
+    /// True for a fixed VHD: a raw disk with a footer behind it.
+    pub fn is_footer_only(&self) -> bool {
+        self.what == FIXED_VHD
     }
 
     /// For a disk image, its format's usual short name.
@@ -276,7 +284,7 @@ fn md(view: &View) -> Option<Found> {
 fn other_at_end(view: &View) -> Option<Found> {
     let vhd = view.size.checked_sub(512);
     if let Some(offset) = vhd.filter(|at| view.has(*at, b"conectix")) {
-        return found("a fixed VHD disk image", offset);
+        return found(FIXED_VHD, offset);
     }
     let imsm = (view.size / 512 * 512).checked_sub(1024);
     if let Some(offset) = imsm.filter(|at| view.has(*at, b"Intel Raid ISM Cfg Sig. ")) {

@@ -13,9 +13,12 @@
 use crate::names::{self, Names, NamesError, names};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -72,6 +75,11 @@ pub struct Link {
     pub path: PathBuf,
 }
 
+/// What pieces whose names are numbered are called in a chain's text: their count and the first one follow.
+const EXTENTS: &str = "extents";
+/// Ends the word before a path with bytes that are not text, or a line break: they are written as `%E9`.
+const ENCODED: char = '%';
+
 impl Link {
     /// As it is kept and shown: what it is, a colon, its path.
     pub fn text(&self) -> String {
@@ -81,23 +89,114 @@ impl Link {
             Role::Extent => "extent",
             Role::Unjudged => UNJUDGED,
         };
-        format!("{what}:{}", self.path.display())
+        match self.path.to_str().filter(|path| !path.contains('\n')) {
+            Some(path) => format!("{what}:{path}"),
+            None => format!("{what}{ENCODED}:{}", encoded(&self.path)),
+        }
     }
+}
+
+/// A path as text from which [`path_of`] makes the same bytes.
+fn encoded(path: &Path) -> String {
+    let mut text = String::new();
+    for byte in path.as_os_str().as_bytes() {
+        if byte.is_ascii_graphic() && *byte != b'%' {
+            text.push(char::from(*byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
+}
+
+/// The word and the path in a line of a chain's text.
+fn path_of(line: &str) -> Option<(&str, PathBuf)> {
+    let (word, path) = line.split_once(':')?;
+    let Some(word) = word.strip_suffix(ENCODED) else {
+        return Some((word, PathBuf::from(path)));
+    };
+    let mut parts = path.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let (hex, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(hex, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    Some((word, PathBuf::from(OsString::from_vec(bytes))))
+}
+
+/// A line for a piece that is numbered, in three parts: before its number, the number, and behind it.
+fn numbered(line: &str) -> Option<(&str, &str, &str)> {
+    let path = line.strip_prefix("extent:")?;
+    let name_at = path.rfind('/').map_or(0, |at| at + 1);
+    let end = path.rfind(|c: char| c.is_ascii_digit())? + 1;
+    let before = path[..end].trim_end_matches(|c: char| c.is_ascii_digit());
+    let digits = &path[before.len()..end];
+    let fits = before.len() >= name_at && digits.len() <= 9;
+    fits.then_some((before, digits, &path[end..]))
+}
+
+/// The piece that is `n` numbers further on.
+fn further((before, digits, behind): (&str, &str, &str), n: usize) -> Option<String> {
+    let number = digits.parse::<usize>().ok()?.checked_add(n)?;
+    let width = digits.len();
+    Some(format!("extent:{before}{number:0width$}{behind}"))
+}
+
+/// A chain's text with a line for each run of numbered pieces: a disk of 1 TiB has 259, and the registry is small.
+fn packed(lines: &[String]) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut rest = lines;
+    while let Some((first, _)) = rest.split_first() {
+        let run = numbered(first).map_or(1, |parts| {
+            let same = |(n, line): &(usize, &String)| further(parts, *n).as_ref() == Some(*line);
+            rest.iter().enumerate().take_while(same).count().max(1)
+        });
+        out.push(match first.split_once(':') {
+            Some((_, path)) if run > 1 => format!("{EXTENTS}:{run}:{path}"),
+            _ => first.clone(),
+        });
+        rest = &rest[run..];
+    }
+    out
+}
+
+/// A chain's text with a line for each file.
+fn unpacked(lines: &[String]) -> Vec<String> {
+    let run = |line: &str| -> Option<Vec<String>> {
+        let (count, path) = line
+            .strip_prefix(EXTENTS)?
+            .strip_prefix(':')?
+            .split_once(':')?;
+        let count = count.parse::<usize>().ok()?.min(names::NAMES_MAX);
+        let first = format!("extent:{path}");
+        let parts = numbered(&first)?;
+        (0..count).map(|n| further(parts, n)).collect()
+    };
+    let all = lines
+        .iter()
+        .map(|line| run(line).unwrap_or_else(|| vec![line.clone()]));
+    all.flatten().collect()
+}
+
+/// True if two texts name the same files in the same way.
+pub fn is_same_chain(one: &[String], other: &[String]) -> bool {
+    unpacked(one) == unpacked(other)
 }
 
 /// The files in a chain's text, and whether the topmost image is written through them.
 pub fn files_of(chain: &[String]) -> Vec<(PathBuf, bool)> {
     let mut written = true;
     let mut files = Vec::new();
-    for line in chain {
-        let Some((what, path)) = line.split_once(':') else {
+    for line in unpacked(chain) {
+        let Some((what, path)) = path_of(&line) else {
             continue;
         };
         written &= matches!(what, "data" | "extent");
         if what == UNJUDGED {
             continue;
         }
-        files.push((PathBuf::from(path), written));
+        files.push((path, written));
     }
     files
 }
@@ -221,7 +320,10 @@ impl ChainError {
             ),
             ChainError::Names { image, source } => Fault::new(
                 format!("the image {image} cannot be judged: {source}"),
-                format!("see `qemu-img info {image}`"),
+                match source {
+                    NamesError::Differencing => "merge it into its parent first".to_owned(),
+                    _ => format!("see `qemu-img info {image}`"),
+                },
             ),
             ChainError::Format { image, path } => Fault::new(
                 format!(
@@ -352,7 +454,7 @@ fn probed(head: &[u8]) -> Option<&'static str> {
         (0, b"vhdxfile", "vhdx"),
         (64, &0xbeda_107fu32.to_le_bytes(), "vdi"),
         (0, b"QED\0", "qed"),
-        (0, b"conectix", "vpc"),
+        (0, b"conectix", "vhd"),
     ];
     MARKS
         .iter()
@@ -361,10 +463,12 @@ fn probed(head: &[u8]) -> Option<&'static str> {
 }
 
 /// To QEMU, what has a colon before its first slash is an address or a description.
-fn is_address(name: &str) -> bool {
-    name.split('/')
+fn is_address(name: &Path) -> bool {
+    let bytes = name.as_os_str().as_bytes();
+    bytes
+        .split(|b| *b == b'/')
         .next()
-        .is_some_and(|start| start.contains(':'))
+        .is_some_and(|start| start.contains(&b':'))
 }
 
 struct Resolver<'a> {
@@ -372,25 +476,26 @@ struct Resolver<'a> {
     dirs: Vec<PathBuf>,
     seen: BTreeSet<(u64, u64)>,
     links: Vec<Link>,
-    text: usize,
+    /// Files of the chain as it was allowed.
+    judged: BTreeSet<PathBuf>,
     write_once: bool,
 }
 
 impl Resolver<'_> {
     /// The file an image names, if it may be had. `above` is how the image was called: relative
     /// names are relative to where that is.
-    fn file(&mut self, above: &Path, name: &str) -> Result<(PathBuf, Place), ChainError> {
+    fn file(&mut self, above: &Path, name: &Path) -> Result<(PathBuf, Place), ChainError> {
         let image = || above.display().to_string();
         if !self.rules.allowed {
             return Err(ChainError::NotAllowed {
                 image: image(),
-                name: name.to_owned(),
+                name: name.display().to_string(),
             });
         }
         if is_address(name) {
             return Err(ChainError::NoPath {
                 image: image(),
-                name: name.to_owned(),
+                name: name.display().to_string(),
             });
         }
         let called = above.parent().unwrap_or(Path::new("/")).join(name);
@@ -401,8 +506,7 @@ impl Resolver<'_> {
         };
         let place = Place::find(&called).map_err(missing)?;
         let path = &place.path;
-        let known = self.rules.known.as_deref().unwrap_or_default();
-        let judged = files_of(known).iter().any(|(known, _)| known == path);
+        let judged = self.judged.contains(path);
         if !judged && !self.rules.unconfined && !self.dirs.iter().any(|dir| path.starts_with(dir)) {
             let dirs: Vec<String> = self.dirs.iter().map(|d| d.display().to_string()).collect();
             return Err(ChainError::Outside {
@@ -417,12 +521,6 @@ impl Resolver<'_> {
                 path: path.display().to_string(),
             });
         }
-        if path.to_str().is_none_or(|p| p.contains('\n')) {
-            return Err(ChainError::NoPath {
-                image: image(),
-                name: name.to_owned(),
-            });
-        }
         Ok((called, place))
     }
 
@@ -430,14 +528,16 @@ impl Resolver<'_> {
     fn is_left_alone(&self, name: &str) -> bool {
         let line = format!("{UNJUDGED}:{name}");
         let known = self.rules.known.iter().flatten().any(|l| *l == line);
-        known || (self.rules.unconfined && is_address(name))
+        known || (self.rules.unconfined && is_address(Path::new(name)))
     }
 
+    /// Adds a file. The description of a base for QEMU holds its path as text.
     fn push(&mut self, above: &Path, link: Link) -> Result<(), ChainError> {
-        self.text += link.text().len() + 1;
-        if self.text > TEXT_MAX {
-            return Err(ChainError::Deep {
+        let is_text = link.path.to_str().is_some_and(|path| !path.contains('\n'));
+        if !is_text && link.role != Role::Extent {
+            return Err(ChainError::NoPath {
                 image: above.display().to_string(),
+                name: link.path.display().to_string(),
             });
         }
         self.links.push(link);
@@ -451,6 +551,17 @@ impl Resolver<'_> {
             write_once: self.write_once,
             files: self.seen,
         };
+        if found
+            .text()
+            .iter()
+            .map(|line| line.len() + 1)
+            .sum::<usize>()
+            > TEXT_MAX
+        {
+            return Err(ChainError::Deep {
+                image: image.display().to_string(),
+            });
+        }
         found.compared(image, self.rules)
     }
 
@@ -531,7 +642,9 @@ impl Chain {
             dirs,
             seen: BTreeSet::new(),
             links: Vec::new(),
-            text: 0,
+            judged: (files_of(rules.known.as_deref().unwrap_or_default()).into_iter())
+                .map(|(path, _)| path)
+                .collect(),
             write_once: false,
         };
         let unread = |e: io::Error| ChainError::Names {
@@ -547,14 +660,13 @@ impl Chain {
             let parts = names
                 .data
                 .iter()
-                .map(|name| (Role::Data, name))
-                .chain(names.extents.iter().map(|name| (Role::Extent, name)));
+                .map(|name| (Role::Data, Path::new(name)))
+                .chain((names.extents.iter()).map(|name| (Role::Extent, name.as_path())));
+            // Those of an image below are only read.
+            let is_top = resolver.links.is_empty();
             for (role, name) in parts {
                 let (_, part) = resolver.file(&called, name)?;
-                // Those of an image below are only read.
-                if resolver.links.iter().all(|link| link.role == Role::Extent)
-                    && names.sparse.contains(name)
-                {
+                if is_top && names.sparse.contains(name) {
                     resolver.write_once |= part.is_write_once().map_err(unread)?;
                 }
                 let link = Link {
@@ -576,7 +688,7 @@ impl Chain {
                 resolver.push(&called, unjudged)?;
                 return resolver.end(image);
             }
-            let (below, base) = resolver.file(&called, &name)?;
+            let (below, base) = resolver.file(&called, Path::new(&name))?;
             let next = match resolver.format(&called, &base, &format, names.backing_format) {
                 Err(ChainError::Unknown { .. }) if rules.unconfined => {
                     resolver.push(&called, unjudged)?;
@@ -602,8 +714,8 @@ impl Chain {
         let Some(known) = &rules.known else {
             return Ok(self);
         };
-        let found = self.text();
-        if *known == found {
+        let (known, found) = (unpacked(known), self.lines());
+        if known == found {
             return Ok(self);
         }
         let place = known
@@ -624,8 +736,13 @@ impl Chain {
         })
     }
 
-    /// A line for each file, as it is kept with a disk.
+    /// Lines as they are kept with a disk.
     pub fn text(&self) -> Vec<String> {
+        packed(&self.lines())
+    }
+
+    /// A line for each file.
+    fn lines(&self) -> Vec<String> {
         self.links.iter().map(Link::text).collect()
     }
 
@@ -727,6 +844,76 @@ mod tests {
     }
 
     #[test]
+    fn vmdk_of_many_pieces_is_kept_short() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let (top, gbk) = (
+            dir.join("disk.vmdk"),
+            OsString::from_vec(b"\xd0\xe9.vmdk".to_vec()),
+        );
+        let mut names: Vec<PathBuf> = (1..=1036)
+            .map(|n| dir.join(format!("disk-f{n:03}.vmdk")))
+            .collect();
+        names.extend([dir.join(&gbk), dir.join("other.vmdk")]);
+        let mut descriptor = b"# Disk DescriptorFile\n".to_vec();
+        for name in &names {
+            std::fs::write(name, b"").unwrap();
+            let file = name.file_name().unwrap().as_bytes();
+            descriptor.extend([b"RW 1 FLAT \"", file, b"\" 0\n"].concat());
+        }
+        std::fs::write(&top, descriptor).unwrap();
+        let chain = Chain::resolve("vmdk", &top, &allowed()).unwrap();
+        let text = chain.text();
+        assert_eq!(
+            text,
+            [
+                format!("extents:1036:{}", names[0].display()),
+                format!("extent%:{}/%D0%E9.vmdk", dir.display()),
+                format!("extent:{}/other.vmdk", dir.display()),
+            ]
+        );
+        let files: Vec<PathBuf> = files_of(&text).into_iter().map(|(path, _)| path).collect();
+        assert_eq!(files, names);
+        // As it is kept now, and as it was kept before runs had a line.
+        assert!(is_same_chain(&text, &chain.lines()));
+        for known in [text, chain.lines()] {
+            let known = Backing {
+                known: Some(known),
+                ..allowed()
+            };
+            assert_eq!(Chain::resolve("vmdk", &top, &known).unwrap(), chain);
+        }
+        let mut other = chain.lines();
+        other.swap(3, 4);
+        let known = Backing {
+            known: Some(other),
+            ..allowed()
+        };
+        let changed = Chain::resolve("vmdk", &top, &known);
+        assert!(
+            matches!(changed, Err(ChainError::Changed { .. })),
+            "{changed:?}"
+        );
+    }
+
+    #[test]
+    fn kept_text_from_anywhere_is_bounded() {
+        let lines = |text: &str| files_of(&[text.to_owned()]).len();
+        assert_eq!(lines("extents:3:/a-s9.vmdk"), 3);
+        assert_eq!(lines("extents:99999999999:/a1"), names::NAMES_MAX);
+        assert_eq!(lines("extents:2:/a999999999999999999999"), 1);
+        for text in [
+            "extents:2:/a",
+            "extents::",
+            "extents:x:/a1",
+            "extent%:/a%F",
+            "extent%:%zz",
+        ] {
+            assert!(lines(text) <= 1, "{text}");
+        }
+    }
+
+    #[test]
     fn chains_end() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
@@ -783,7 +970,7 @@ mod tests {
             unconfined: true,
             ..allowed()
         };
-        for (name, format) in [("json:{\"driver\":\"null-co\"}", "raw"), ("base", "vpc")] {
+        for (name, format) in [("json:{\"driver\":\"null-co\"}", "raw"), ("base", "bochs")] {
             overlay(&top, name, format);
             std::fs::write(dir.path().join("base"), [0; 512]).unwrap();
             assert!(Chain::resolve("qcow2", &top, &allowed()).is_err());

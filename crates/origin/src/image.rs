@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use hearth_fault::Fault;
 
-/// Image formats, as Hearth and QEMU both call them.
-const FORMATS: [&str; 5] = ["qcow2", "vmdk", "vhdx", "vdi", "raw"];
+/// Image formats. `vpc` is QEMU's name of `vhd`.
+const FORMATS: [&str; 7] = ["qcow2", "vmdk", "vhdx", "vhd", "vpc", "vdi", "raw"];
 
 /// Requests at once to QEMU's driver for the web: with QEMU 7.2 it hangs for good now and then when
 /// several are under way (`qemu-img bench -d 32` alone shows it).
@@ -179,7 +179,8 @@ impl Image {
                     common(file, read_only, direct)
                 };
                 let node = |format: &str, path: &Path, read_only| {
-                    let node = json!({ "driver": format, "file": file(path, read_only) });
+                    let driver = if format == "vhd" { "vpc" } else { format };
+                    let node = json!({ "driver": driver, "file": file(path, read_only) });
                     common(node, read_only, takes_direct(path))
                 };
                 chain.blockdev(format, path, read_only, &node, &file)
@@ -383,6 +384,10 @@ mod tests {
             .unwrap()
             .blockdev(true, &Chain::default());
         assert_eq!(node["driver"], "qcow2");
+        for format in ["vhd", "vpc"] {
+            let vhd = parse(&format!("{format}:{}", path.display())).unwrap();
+            assert_eq!(vhd.blockdev(true, &Chain::default())["driver"], "vpc");
+        }
         assert_eq!(node["file"]["driver"], "file");
         assert_eq!(node["file"]["filename"], path.to_str().unwrap());
         assert_eq!(node["read-only"], true);

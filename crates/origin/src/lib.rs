@@ -13,12 +13,12 @@ mod open;
 pub mod owner;
 mod process;
 
-pub use chain::{Backing, Chain, ChainError, Link, Role, files_of};
+pub use chain::{Backing, Chain, ChainError, Link, Role, files_of, is_same_chain};
 pub use child::sweep;
 pub use hearth_nbd_client::TIMEOUT_DEFAULT;
 pub use image::{Image, ImageError};
 pub use legs::{legs, mirror, parts};
 pub use open::{
-    FLASH, How, OpenError, absolute, chain, check, check_writable, is_image_format, is_there,
-    local_path, may_have_chain, open, socket,
+    FLASH, How, OpenError, absolute, chain, check, check_writable, decoded, is_image_format,
+    is_there, local_path, may_have_chain, open, socket,
 };

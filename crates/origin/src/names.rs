@@ -5,18 +5,23 @@
 //! open, and in part write, any file of the host. So the names are read here first, without
 //! following one, by a reader that takes nothing for granted: what it does not understand it
 //! refuses. VDI and VHDX files name no others that QEMU would open (their differencing forms it
-//! refuses), and a raw file names nothing.
+//! refuses), and a raw file names nothing. Of a differencing VHD, QEMU serves what the parent holds as zeros, so we refuse it.
 //!
-//! Layouts: QEMU's `docs/interop/qcow2.txt`; VMware's *Virtual Disk Format 5.0*.
+//! Layouts: QEMU's `docs/interop/qcow2.txt`; VMware's *Virtual Disk Format 5.0*; Microsoft's *Virtual Hard Disk Image
+//! Format Specification*.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
 /// Longest name of a backing file, as QEMU has it.
 const NAME_MAX: usize = 1023;
 /// Bytes of a VMDK's descriptor that QEMU reads at most.
 const DESCRIPTOR_MAX: u64 = (1 << 20) - 1;
-/// Most files one image names: a VMDK split into pieces of 2 GB has 128 for each 256 GB.
-const NAMES_MAX: usize = 256;
+/// Most files one image names. VMware splits a disk into pieces of 8,323,072 sectors: 259 for 1 TiB.
+pub(crate) const NAMES_MAX: usize = 8192;
 /// Bytes of a qcow2 header that are looked at: the largest cluster.
 const QCOW2_HEAD_MAX: u64 = 2 << 20;
 
@@ -32,10 +37,10 @@ pub struct Names {
     pub backing_format: Option<String>,
     /// The file that holds a qcow2's data.
     pub data: Option<String>,
-    /// The files that hold a VMDK's data.
-    pub extents: Vec<String>,
+    /// The files that hold a VMDK's data. Their names are bytes in the encoding of the host that made them, such as GBK.
+    pub extents: Vec<PathBuf>,
     /// Those of them that are sparse: they have a header of their own.
-    pub sparse: Vec<String>,
+    pub sparse: BTreeSet<PathBuf>,
 }
 
 impl Names {
@@ -54,6 +59,9 @@ pub enum NamesError {
     /// The header makes no sense where other files are named.
     #[error("its header is damaged or not understood: {0}")]
     Damaged(String),
+    /// A VHD that holds only what differs from another one.
+    #[error("it is a differencing VHD, whose parent QEMU does not open")]
+    Differencing,
 }
 
 fn damaged(what: impl Into<String>) -> NamesError {
@@ -80,8 +88,31 @@ pub fn names(format: &str, size: u64, read: Read<'_>) -> Result<Names, NamesErro
     match format {
         "qcow2" => qcow2(size, read),
         "vmdk" => vmdk(size, read),
+        "vhd" | "vpc" => vhd(size, read),
         _ => Ok(Names::default()),
     }
+}
+
+fn vhd(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
+    const FOOTER: u64 = 512;
+    const TYPE_AT: usize = 60;
+    const DIFFERENCING: u32 = 4;
+    // The footer is at the end, in some files without its last byte. All but fixed ones have a copy at the start.
+    for at in [
+        0,
+        size.saturating_sub(FOOTER),
+        size.saturating_sub(FOOTER - 1),
+    ] {
+        let mut footer = vec![0u8; (size - at).min(FOOTER) as usize];
+        if !footer.is_empty() {
+            read(at, &mut footer)?;
+        }
+        let kind = array(&footer, TYPE_AT).map_or(0, u32::from_be_bytes);
+        if footer.starts_with(b"conectix") && kind == DIFFERENCING {
+            return Err(NamesError::Differencing);
+        }
+    }
+    Ok(Names::default())
 }
 
 fn qcow2(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
@@ -206,7 +237,7 @@ fn vmdk(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
     if !head.is_empty() {
         read(0, &mut head)?;
     }
-    let mut descriptor = |offset: u64| -> Result<String, NamesError> {
+    let mut descriptor = |offset: u64| -> Result<Vec<u8>, NamesError> {
         let len = size.saturating_sub(offset).min(DESCRIPTOR_MAX);
         let mut bytes = vec![0u8; len as usize];
         if !bytes.is_empty() {
@@ -215,7 +246,7 @@ fn vmdk(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
         // It is text up to the first zero.
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         bytes.truncate(end);
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(bytes)
     };
     let mut found = Names::default();
     let sparse = head.starts_with(b"KDMV") || head.starts_with(b"COWD");
@@ -252,45 +283,67 @@ fn vmdk(size: u64, read: Read<'_>) -> Result<Names, NamesError> {
     Ok(found)
 }
 
+/// What is between the next two quotes.
+fn quoted(text: &[u8]) -> Option<&[u8]> {
+    let mut parts = text.split(|b| *b == b'"').skip(1);
+    let inside = parts.next()?;
+    parts.next().map(|_| inside)
+}
+
 /// The parent a VMDK descriptor names.
-fn parent(descriptor: &str) -> Result<Option<String>, NamesError> {
-    let Some((_, rest)) = descriptor.split_once("parentFileNameHint") else {
+fn parent(descriptor: &[u8]) -> Result<Option<String>, NamesError> {
+    const HINT: &[u8] = b"parentFileNameHint";
+    let Some(at) = descriptor.windows(HINT.len()).position(|w| w == HINT) else {
         return Ok(None);
     };
-    let name = rest
-        .strip_prefix("=\"")
-        .and_then(|rest| rest.split_once('"'))
+    let rest = &descriptor[at + HINT.len()..];
+    let name = Some(rest).filter(|rest| rest.starts_with(b"=\""));
+    let name = name
+        .and_then(quoted)
         .ok_or_else(|| damaged("its parent's name is not in quotes"))?;
-    let name = text(name.0.as_bytes(), "its parent's name")?;
+    let name = text(name, "its parent's name")?;
     Ok(Some(name).filter(|name| !name.is_empty()))
 }
 
 /// The extents a VMDK descriptor names, and those of them that are sparse: lines such as
 /// `RW 2048 FLAT "disk-flat.vmdk" 0`.
-fn extents(descriptor: &str) -> Result<(Vec<String>, Vec<String>), NamesError> {
-    let (mut found, mut sparse) = (Vec::new(), Vec::new());
-    for line in descriptor.lines() {
-        let mut words = line.split_ascii_whitespace();
-        if !matches!(words.next(), Some("RW" | "RDONLY" | "NOACCESS")) {
+fn extents(descriptor: &[u8]) -> Result<(Vec<PathBuf>, BTreeSet<PathBuf>), NamesError> {
+    let (mut found, mut sparse) = (Vec::new(), BTreeSet::new());
+    let mut seen = BTreeSet::new();
+    for line in descriptor.split(|b| *b == b'\n') {
+        let mut words = line
+            .split(u8::is_ascii_whitespace)
+            .filter(|w| !w.is_empty());
+        if !matches!(words.next(), Some(b"RW" | b"RDONLY" | b"NOACCESS")) {
             continue;
         }
         let kind = words.nth(1);
-        if kind == Some("ZERO") {
+        if kind == Some(b"ZERO") {
             continue;
         }
-        let name = line
-            .split_once('"')
-            .and_then(|(_, rest)| rest.split_once('"'))
-            .ok_or_else(|| damaged("the name of an extent is not in quotes"))?;
-        let name = text(name.0.as_bytes(), "the name of an extent")?;
-        if name.is_empty() || found.len() >= NAMES_MAX {
-            return Err(damaged("an extent has no name, or there are too many"));
+        let name = quoted(line).ok_or_else(|| damaged("the name of an extent is not in quotes"))?;
+        // Text is held to the stricter rules of text.
+        let has_control = match std::str::from_utf8(name) {
+            Ok(text) => text.chars().any(char::is_control),
+            Err(_) => name.iter().any(u8::is_ascii_control),
+        };
+        if name.len() > NAME_MAX || has_control {
+            return Err(damaged(
+                "the name of an extent is too long or has control characters in it",
+            ));
         }
-        if kind == Some("SPARSE") {
-            sparse.push(name.clone());
+        if name.is_empty() {
+            return Err(damaged("an extent has no name"));
         }
-        if !found.contains(&name) {
+        let name = PathBuf::from(OsString::from_vec(name.to_vec()));
+        if kind == Some(b"SPARSE") {
+            sparse.insert(name.clone());
+        }
+        if seen.insert(name.clone()) {
             found.push(name);
+        }
+        if found.len() > NAMES_MAX {
+            return Err(damaged(format!("it names more than {NAMES_MAX} extents")));
         }
     }
     Ok((found, sparse))
@@ -355,8 +408,9 @@ mod tests {
             RW 8 FLAT \"/etc/shadow\" 0\nRW 2048 ZERO\nddb.adapterType = \"ide\"\n";
         let found = of("vmdk", text.as_bytes()).unwrap();
         assert_eq!(found.backing.as_deref(), Some("base.vmdk"));
-        assert_eq!(found.extents, ["a-s001.vmdk", "/etc/shadow"]);
-        assert_eq!(found.sparse, ["a-s001.vmdk"]);
+        let names = ["a-s001.vmdk", "/etc/shadow"].map(PathBuf::from);
+        assert_eq!(found.extents, names);
+        assert!(found.sparse.iter().eq(&names[..1]));
         // Inside a sparse file the extents count only where the header has no size of its own.
         for (capacity, extents) in [(2048u64, 0), (0, 2)] {
             let mut image = vec![0u8; 8192];
@@ -367,6 +421,67 @@ mod tests {
             let found = of("vmdk", &image).unwrap();
             assert_eq!(found.backing.as_deref(), Some("base.vmdk"));
             assert_eq!(found.extents.len(), extents);
+        }
+    }
+
+    #[test]
+    fn vmdk_of_many_pieces_names_all() {
+        let lines = |count: usize| -> String {
+            let line = |n: usize| format!("RW 8323072 FLAT \"disk-f{n:03}.vmdk\" 0\r\n");
+            (1..=count).map(line).collect()
+        };
+        let found = of("vmdk", lines(4144).as_bytes()).unwrap();
+        assert_eq!(found.extents.len(), 4144);
+        assert_eq!(found.extents[4143], PathBuf::from("disk-f4144.vmdk"));
+        assert!(of("vmdk", lines(NAMES_MAX + 1).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn vmdk_names_in_other_encodings_are_bytes() {
+        // GBK, Shift-JIS with a backslash for its second byte, Latin-1.
+        for name in [
+            &b"\xd0\xe9\xc4\xe2-flat.vmdk"[..],
+            b"\x83\x5c.vmdk",
+            b"f\xfcr.vmdk",
+        ] {
+            let text = [b"encoding=\"GBK\"\nRW 8 FLAT \"", name, b"\" 0\n"].concat();
+            let found = of("vmdk", &text).unwrap();
+            assert_eq!(
+                found.extents,
+                [PathBuf::from(OsString::from_vec(name.to_vec()))]
+            );
+        }
+        for name in [&b"\xd0\x01"[..], b"\xc2\x85", &[b'\xd0'; NAME_MAX + 1]] {
+            let text = [b"RW 8 FLAT \"", name, b"\" 0\n"].concat();
+            assert!(of("vmdk", &text).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn differencing_vhd_is_refused() {
+        let footer = |kind: u32| {
+            let mut footer = vec![0u8; 512];
+            footer[..8].copy_from_slice(b"conectix");
+            footer[60..64].copy_from_slice(&kind.to_be_bytes());
+            footer
+        };
+        for format in ["vhd", "vpc"] {
+            for kind in [2, 3] {
+                let whole = [footer(kind), vec![0; 4096], footer(kind)].concat();
+                assert!(of(format, &whole).unwrap().is_empty());
+            }
+            let copied = [footer(4), vec![0; 4096]].concat();
+            let at_end = [vec![0; 4096], footer(4)].concat();
+            for image in [&copied[..], &at_end, &at_end[..at_end.len() - 1]] {
+                let refused = of(format, image);
+                assert!(
+                    matches!(refused, Err(NamesError::Differencing)),
+                    "{refused:?}"
+                );
+            }
+            for cut in 0..600 {
+                let _ = of(format, &copied[..cut]);
+            }
         }
     }
 

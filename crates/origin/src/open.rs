@@ -85,7 +85,7 @@ impl OpenError {
             OpenError::Scheme(scheme) => Fault::new(
                 format!("\"{scheme}:\" is no kind of origin"),
                 format!(
-                    "write a path (file:{scheme}:… if it is the name of a file), nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or qcow2:, vmdk:, vhdx:, vdi: or raw: and the path of an image; docs/origins.md has all"
+                    "write a path (file:{scheme}:… if it is the name of a file), nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, or qcow2:, vmdk:, vhdx:, vhd:, vdi: or raw: and the path of an image; docs/origins.md has all"
                 ),
             ),
             OpenError::Uri(e) => e.fault(),
@@ -327,6 +327,28 @@ pub fn is_there(spec: &OriginSpec, size: u64) -> bool {
         Ok(Kind::Nowhere) => true,
         Err(_) => false,
     }
+}
+
+/// The spec with its path as the file is called, if there is none called as written, and one if `%25` and the like are decoded
+/// as in an address. What is called as written comes first.
+pub fn decoded(spec: &OriginSpec) -> Option<OriginSpec> {
+    let real = |path: &Path| {
+        let decoded = hearth_nbd_client::uri::decode(path.to_str()?).ok()?;
+        let is_there = |path: &Path| path.symlink_metadata().is_ok();
+        (!is_there(path) && is_there(Path::new(&decoded))).then_some(decoded)
+    };
+    let source = match &spec.source {
+        Source::File(path) => Source::File(real(path)?.into()),
+        Source::Other { scheme, rest } if Image::is_path(scheme) => Source::Other {
+            scheme: scheme.clone(),
+            rest: real(Path::new(rest))?,
+        },
+        Source::Other { .. } => return None,
+    };
+    Some(OriginSpec {
+        source,
+        ..spec.clone()
+    })
 }
 
 /// Makes the path in a spec absolute, if there is one: it is relative to whoever wrote it.

@@ -250,7 +250,7 @@ impl Daemon {
         let turn = self.turn_for(name)?;
         let id = turn.id();
         let served = self.with_slot(name, |slot| Ok(slot.device.is_some()))?;
-        if served && chain != record.chain {
+        if served && !hearth_origin::is_same_chain(&chain, &record.chain) {
             return Err(Error::conflict(
                 format!("the files below the image of {name} were changed while it is attached"),
                 "put them back, or remove the disk and add it again",

@@ -6,6 +6,7 @@ use hearth_rig::clients::{have, run_ok};
 use hearth_rig::daemon::path;
 use hearth_rig::{Hearth, wait};
 use serde_json::Value;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -55,6 +56,107 @@ fn rebase(hearth: &Hearth, top: &Path, base: &str) -> Result<()> {
     img(hearth, &[&how[..], &[path(top)]].concat())
 }
 
+/// A fixed VHD looks raw. Its advice is followed, and a copy that `qemu-img convert` made of it, taking it for raw, is served.
+#[test]
+fn fixed_vhd_is_served_as_advised() -> Result<()> {
+    if !have("image files: fixed VHD", &TOOLS) {
+        return Ok(());
+    }
+    let hearth = Hearth::serving("160M")?;
+    let (vhd, copy) = (hearth.dir().join("f.vhd"), hearth.dir().join("f.raw"));
+    let options = "subformat=fixed,force_size=on";
+    img(
+        &hearth,
+        &["create", "-f", "vpc", "-o", options, path(&vhd), "8M"],
+    )?;
+    let advised = format!("vhd:{}", path(&vhd));
+    let words = refused(&hearth, path(&vhd), &[])?;
+    ensure!(words.contains(&advised), "{words}");
+    add(&hearth, "fixed", &advised, &[])?;
+    ensure!(show(&hearth, "fixed")?["size"] == 8 * MIB);
+    let mut client = hearth.connect("fixed")?;
+    client.write(4096, &[7; 4096])?;
+    client.flush()?;
+    drop(client);
+    hearth.ok(&["disk", "remove", "fixed"])?;
+    let whole = std::fs::read(&vhd)?;
+    ensure!(whole[4096..8192] == [7; 4096] && whole[8 * MIB..].starts_with(b"conectix"));
+    img(&hearth, &["convert", "-O", "raw", path(&vhd), path(&copy)])?;
+    add(&hearth, "copy", path(&copy), &[])?;
+    ensure!(hearth.connect("copy")?.read(4096, 4096)? == [7; 4096]);
+    Ok(())
+}
+
+/// VMware splits 1 TiB into 259 pieces, with names in the encoding of its host.
+#[test]
+fn vmdk_of_many_pieces_is_served_again() -> Result<()> {
+    const PIECES: usize = 300;
+    if !have("image files: pieces", &TOOLS) {
+        return Ok(());
+    }
+    let mut hearth = Hearth::serving("160M")?;
+    let mut text = b"# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
+        createType=\"twoGbMaxExtentFlat\"\nencoding=\"GBK\"\n\n# Extent description\n"
+        .to_vec();
+    for n in 1..=PIECES {
+        let mut name = if n == 7 {
+            b"\xd0\xe9\xc4\xe2".to_vec()
+        } else {
+            b"d".to_vec()
+        };
+        name.extend(format!("-f{n:03}.vmdk").into_bytes());
+        let file = hearth.dir().join(std::ffi::OsStr::from_bytes(&name));
+        std::fs::File::create(file)?.set_len(MIB as u64)?;
+        text.extend([b"RW 2048 FLAT \"", &name[..], b"\" 0\n"].concat());
+    }
+    text.extend(b"\nddb.virtualHWVersion = \"4\"\nddb.adapterType = \"lsilogic\"\n");
+    let top = hearth.dir().join("d.vmdk");
+    std::fs::write(&top, text)?;
+    add(
+        &hearth,
+        "d",
+        &format!("vmdk:{}", path(&top)),
+        &["--allow-backing"],
+    )?;
+    ensure!(show(&hearth, "d")?["size"] == PIECES * MIB);
+    let mut client = hearth.connect("d")?;
+    // Into the piece whose name is not text, and into the last.
+    for piece in [6, PIECES - 1] {
+        client.write((piece * MIB) as u64, &[piece as u8; 4096])?;
+    }
+    client.flush()?;
+    drop(client);
+    hearth.stop()?;
+    hearth.start()?;
+    until_attached(&hearth, "d")?;
+    for piece in [6, PIECES - 1] {
+        let read = hearth.connect("d")?.read((piece * MIB) as u64, 4096)?;
+        ensure!(read == [piece as u8; 4096], "piece {piece}");
+    }
+    Ok(())
+}
+
+/// A path is written as the file is called; the form of addresses works where no file is called that.
+#[test]
+fn path_may_be_written_as_in_address() -> Result<()> {
+    let hearth = Hearth::serving("160M")?;
+    let origin = |name: &str| hearth.origin(name, MIB as u64);
+    origin("100%.raw")?;
+    origin("no#1.raw")?;
+    origin("a%23b.raw")?;
+    origin("a#b.raw")?;
+    for (disk, typed, called) in [
+        ("p", "100%25.raw", "100%.raw"),
+        ("n", "no%231.raw", "no#1.raw"),
+        ("both", "a%23b.raw", "a%23b.raw"),
+    ] {
+        add(&hearth, disk, path(&hearth.dir().join(typed)), &[])?;
+        let shown = show(&hearth, disk)?["origin"].to_string();
+        ensure!(shown.contains(&format!("/{called}\"")), "{disk}: {shown}");
+    }
+    Ok(())
+}
+
 /// Named without its format an image is refused, with both ways to mean it; a guest that writes
 /// such a header into its own disk is not locked out by it.
 #[test]
@@ -63,12 +165,13 @@ fn an_image_without_its_format_is_a_question() -> Result<()> {
         return Ok(());
     }
     let mut hearth = Hearth::serving("160M")?;
-    for format in ["qcow2", "vmdk", "vdi", "vhdx"] {
+    for format in ["qcow2", "vmdk", "vdi", "vhdx", "vpc"] {
         let image = hearth.dir().join(format!("i.{format}"));
         img(&hearth, &["create", "-f", format, path(&image), "8M"])?;
         let words = refused(&hearth, path(&image), &[])?;
+        let form = if format == "vpc" { "vhd" } else { format };
         for way in [
-            format!("{format}:{}", path(&image)),
+            format!("{form}:{}", path(&image)),
             format!("file:{}", path(&image)),
         ] {
             ensure!(words.contains(&way), "{format}: {words}");

@@ -16,14 +16,20 @@ const LIMIT: Duration = Duration::from_secs(60);
 const LOAD: Duration = Duration::from_millis(200);
 const TOOLS: [&str; 2] = ["qemu-img", "qemu-storage-daemon"];
 
+/// QEMU's name of a format.
+fn driver(format: &str) -> &str {
+    if format == "vhd" { "vpc" } else { format }
+}
+
 fn image(hearth: &Hearth, format: &str) -> Result<(PathBuf, String)> {
     let image = hearth.dir().join(format!("o.{format}"));
     let size = (BLOCKS as usize * BLOCK).to_string();
-    run_ok(
-        "qemu-img",
-        &["create", "-f", format, path(&image), &size],
-        hearth.dir(),
-    )?;
+    let mut args = vec!["create", "-f", driver(format), path(&image), &size];
+    if format == "vhd" {
+        // Otherwise the size is one that has a geometry.
+        args.extend(["-o", "force_size=on"]);
+    }
+    run_ok("qemu-img", &args, hearth.dir())?;
     let origin = format!("{format}:{}", path(&image));
     Ok((image, origin))
 }
@@ -36,7 +42,7 @@ fn raw(hearth: &Hearth, format: &str, image: &Path) -> Result<PathBuf> {
         &[
             "convert",
             "-f",
-            format,
+            driver(format),
             "-O",
             "raw",
             path(image),
@@ -154,7 +160,7 @@ fn formats() -> Result<()> {
     if !have("images: formats", &TOOLS) {
         return Ok(());
     }
-    for format in ["qcow2", "vmdk", "vhdx", "vdi", "raw"] {
+    for format in ["qcow2", "vmdk", "vhdx", "vhd", "vdi", "raw"] {
         let formatted = || format!("format {format}");
         let mut hearth = Hearth::serving("160M")?;
         let (image, origin) = image(&hearth, format)?;
@@ -185,7 +191,7 @@ fn formats() -> Result<()> {
         if !matches!(format, "raw") {
             let check = run(
                 "qemu-img",
-                &["check", "-f", format, path(&image)],
+                &["check", "-f", driver(format), path(&image)],
                 hearth.dir(),
             )?;
             // 63: the format has no check.
