@@ -104,6 +104,10 @@ pub struct MailConfig {
     /// Its port, if not the usual one.
     #[serde(default)]
     pub port: Option<u16>,
+    /// What this host calls itself to the server (EHLO); [`AlertsConfig::host`] or its own name if that is fully qualified,
+    /// otherwise its address.
+    #[serde(default)]
+    pub helo: Option<String>,
     /// Encryption.
     #[serde(default)]
     pub security: Security,
@@ -122,6 +126,26 @@ pub struct MailConfig {
     /// The program used without a server.
     #[serde(default = "sendmail")]
     pub sendmail: PathBuf,
+}
+
+/// True for a host name with a domain, as mail servers want it (Postfix: `reject_non_fqdn_helo_hostname`). Names that
+/// installers give to hosts without a domain do not count.
+pub fn is_qualified(name: &str) -> bool {
+    let is_label = |label: &str| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        (1..=63).contains(&label.len())
+            && label.chars().all(allowed)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let labels: Vec<&str> = name.split('.').collect();
+    let top = labels.last().copied().unwrap_or_default();
+    let made_up = ["localdomain", "localhost", "local", "lan", "home"];
+    labels.len() >= 2
+        && name.len() <= 253
+        && labels.iter().all(|label| is_label(label))
+        && top.contains(|c: char| c.is_ascii_alphabetic())
+        && !made_up.contains(&top.to_ascii_lowercase().as_str())
 }
 
 fn sendmail() -> PathBuf {
@@ -181,6 +205,11 @@ impl AlertsConfig {
             }
             if mail.user.is_some() && mail.security == Security::None {
                 return Err("alerts.mail: a password would go over the network in the clear; use security = \"starttls\" or \"tls\"".to_owned());
+            }
+            if let Some(helo) = mail.helo.as_ref().filter(|name| !is_qualified(name)) {
+                return Err(format!(
+                    "alerts.mail.helo: “{helo}” is not a fully qualified host name; give one such as kvm1.example.org"
+                ));
             }
             if mail.server.is_none() && (mail.user.is_some() || mail.port.is_some()) {
                 return Err(

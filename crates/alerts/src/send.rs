@@ -4,18 +4,20 @@
 //! sentence has a secret in it: an address of ntfy or of a webhook may be one, so only its host is named.
 
 use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lettre::message::header::ContentType;
+use lettre::message::header::{ContentType, Header, HeaderName, HeaderValue};
 use lettre::message::{Mailbox, MessageBuilder};
 use lettre::transport::smtp::authentication::Credentials;
 use lettre::transport::smtp::client::{Certificate, Tls, TlsParameters};
+use lettre::transport::smtp::extension::ClientId;
 use lettre::{AsyncSmtpTransport, AsyncTransport, Tokio1Executor};
 use serde_json::json;
 
-use crate::config::{AlertsConfig, MailConfig, NtfyConfig, Security, WebhookConfig};
+use crate::config::{AlertsConfig, MailConfig, NtfyConfig, Security, WebhookConfig, is_qualified};
 use crate::message::{Message, News};
 use crate::secret;
 use hearth_health::Condition;
@@ -34,6 +36,7 @@ pub fn send(config: &AlertsConfig, way: &str, message: &Message) -> Result<(), S
             config.mail.as_ref().ok_or("no mail is configured")?,
             to,
             message,
+            &own_name(),
             PATIENCE,
         ),
         (_, "webhook") => webhook(
@@ -58,6 +61,60 @@ fn domain(host: &str) -> String {
     }
 }
 
+/// A header for programs that answer mails: no absence note comes back (RFC 3834).
+#[derive(Clone)]
+struct AutoSubmitted;
+
+impl Header for AutoSubmitted {
+    fn name() -> HeaderName {
+        HeaderName::new_from_ascii_str("Auto-Submitted")
+    }
+
+    fn parse(_: &str) -> Result<AutoSubmitted, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(AutoSubmitted)
+    }
+
+    fn display(&self) -> HeaderValue {
+        HeaderValue::new(AutoSubmitted::name(), "auto-generated".to_owned())
+    }
+}
+
+/// The name that this host has.
+fn own_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// What this host calls itself to a mail server: the first fully qualified name of what is set, the host in messages and
+/// its own name; otherwise the address that it reaches the server from (RFC 5321, 4.1.4). Hosts are often called by their
+/// short name, which servers refuse.
+async fn helo(config: &MailConfig, host: &str, own: &str, server: &str, port: u16) -> ClientId {
+    let names = config.helo.iter().map(String::as_str).chain([host, own]);
+    for name in names {
+        if is_qualified(name) {
+            return ClientId::Domain(name.to_owned());
+        }
+    }
+    let addresses = tokio::net::lookup_host((server, port)).await;
+    for address in addresses.into_iter().flatten() {
+        let any: SocketAddr = match address {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        // Nothing is sent: the kernel looks up the route.
+        let socket = UdpSocket::bind(any).and_then(|socket| {
+            socket.connect(address)?;
+            socket.local_addr()
+        });
+        match socket.map(|local| local.ip()) {
+            Ok(IpAddr::V4(ip)) => return ClientId::Ipv4(ip),
+            Ok(IpAddr::V6(ip)) => return ClientId::Ipv6(ip),
+            Err(_) => {}
+        }
+    }
+    ClientId::Ipv4(Ipv4Addr::LOCALHOST)
+}
+
 fn compose(config: &MailConfig, to: &str, message: &Message) -> Result<lettre::Message, String> {
     let domain = domain(&message.host);
     let from = config
@@ -79,13 +136,20 @@ fn compose(config: &MailConfig, to: &str, message: &Message) -> Result<lettre::M
             "<hearth.{}.{}@{domain}>",
             message.id, message.at
         )))
+        .header(AutoSubmitted)
         .header(ContentType::TEXT_PLAIN);
     builder
         .body(message.text())
         .map_err(|e| format!("cannot write the mail: {e}"))
 }
 
-fn mail(config: &MailConfig, to: &str, message: &Message, limit: Duration) -> Result<(), String> {
+fn mail(
+    config: &MailConfig,
+    to: &str,
+    message: &Message,
+    own_name: &str,
+    limit: Duration,
+) -> Result<(), String> {
     let email = compose(config, to, message)?;
     let Some(server) = &config.server else {
         return sendmail(&config.sendmail, &email);
@@ -106,9 +170,10 @@ fn mail(config: &MailConfig, to: &str, message: &Message, limit: Duration) -> Re
         Security::Tls => (Tls::Wrapper(parameters()?), 465),
         Security::None => (Tls::None, 25),
     };
+    let port = config.port.unwrap_or(port);
     let mut transport = AsyncSmtpTransport::<Tokio1Executor>::builder_dangerous(server)
         .tls(tls)
-        .port(config.port.unwrap_or(port))
+        .port(port)
         .timeout(Some(limit));
     let password = secret::read(
         config.password_file.as_deref(),
@@ -122,9 +187,11 @@ fn mail(config: &MailConfig, to: &str, message: &Message, limit: Duration) -> Re
         .enable_all()
         .build()
         .map_err(|e| format!("cannot send a mail: {e}"))?;
-    let transport = transport.build();
     let sent = runtime.block_on(async {
-        let send = transport.send(email);
+        let send = async {
+            let name = helo(config, &message.host, own_name, server, port).await;
+            transport.hello_name(name).build().send(email).await
+        };
         tokio::time::timeout(limit, send).await
     });
     // A name server that does not answer keeps a thread busy. Nothing waits for that thread.
@@ -343,7 +410,7 @@ mod tests {
     use super::*;
     use crate::message::Entry;
     use hearth_health::Kind;
-    use std::io::{Read, Write};
+    use std::io::{BufRead, BufReader, Read, Write};
     use std::net::TcpListener;
     use std::os::unix::fs::PermissionsExt;
 
@@ -508,6 +575,7 @@ mod tests {
             from: None,
             server: None,
             port: None,
+            helo: None,
             security: Security::default(),
             user: None,
             password_file: None,
@@ -516,24 +584,107 @@ mod tests {
             sendmail: program.clone(),
         };
         assert!(
-            super::mail(&config, "a@example.org", &message(), PATIENCE)
+            super::mail(&config, "a@example.org", &message(), "host1", PATIENCE)
                 .unwrap_err()
                 .contains("cannot start")
         );
         script(format!("#!/bin/sh\ncat > {}\n", mail.display()));
-        super::mail(&config, "a@example.org", &message(), PATIENCE).unwrap();
+        super::mail(&config, "a@example.org", &message(), "host1", PATIENCE).unwrap();
         let sent = std::fs::read_to_string(&mail).unwrap();
         assert!(sent.contains("To: a@example.org"), "{sent}");
         assert!(
             sent.contains("Message-ID: <hearth.7.951782400000@host1>"),
             "{sent}"
         );
+        assert!(
+            sent.contains("Auto-Submitted: auto-generated\r\n"),
+            "{sent}"
+        );
         script("#!/bin/sh\ncat >/dev/null\nexit 75\n".to_owned());
         assert!(
-            super::mail(&config, "a@example.org", &message(), PATIENCE)
+            super::mail(&config, "a@example.org", &message(), "host1", PATIENCE)
                 .unwrap_err()
                 .contains("75")
         );
+    }
+
+    /// A server that takes one mail; gives back the client's name.
+    fn mail_server() -> (u16, std::thread::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let work = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            stream.write_all(b"220 mx ESMTP\r\n").unwrap();
+            let mut name = String::new();
+            while let Some(Ok(line)) = lines.next() {
+                let answer = match line.split(' ').next().unwrap_or_default() {
+                    "EHLO" => {
+                        line[5..].clone_into(&mut name);
+                        "250 mx"
+                    }
+                    "DATA" => "354 go",
+                    "QUIT" => "221 bye",
+                    "." | "MAIL" | "RCPT" => "250 ok",
+                    _ => continue,
+                };
+                stream
+                    .write_all(format!("{answer}\r\n").as_bytes())
+                    .unwrap();
+                if answer.starts_with("221") {
+                    break;
+                }
+            }
+            name
+        });
+        (port, work)
+    }
+
+    #[test]
+    fn helo_is_qualified_name_or_address() {
+        let said = |helo: Option<&str>, host: &str, own: &str| {
+            let (port, work) = mail_server();
+            let config = MailConfig {
+                to: Vec::new(),
+                from: None,
+                server: Some("127.0.0.1".to_owned()),
+                port: Some(port),
+                helo: helo.map(str::to_owned),
+                security: Security::None,
+                user: None,
+                password_file: None,
+                password_credential: None,
+                ca_file: None,
+                sendmail: "/nowhere".into(),
+            };
+            let message = Message {
+                host: host.to_owned(),
+                ..message()
+            };
+            super::mail(&config, "a@example.org", &message, own, PATIENCE).unwrap();
+            work.join().unwrap()
+        };
+        assert_eq!(said(None, "kvm1", "kvm1"), "[127.0.0.1]");
+        assert_eq!(said(None, "kvm1", "localhost.localdomain"), "[127.0.0.1]");
+        assert_eq!(said(None, "kvm1", "kvm1.example.org"), "kvm1.example.org");
+        assert_eq!(said(None, "vm.example.org", "kvm1"), "vm.example.org");
+        assert_eq!(
+            said(Some("mx.example.org"), "vm.example.org", "kvm1"),
+            "mx.example.org"
+        );
+        for name in [
+            "kvm1",
+            "",
+            "a..b",
+            "-a.org",
+            "a_b.org",
+            "10.0.0.1",
+            "kvm1.local",
+            "a.b.",
+            "a b.org",
+        ] {
+            assert!(!is_qualified(name), "{name}");
+        }
     }
 
     /// A server that sends a line now and then times out like a silent one.
@@ -553,6 +704,7 @@ mod tests {
             from: None,
             server: Some("127.0.0.1".to_owned()),
             port: Some(port),
+            helo: None,
             security: Security::None,
             user: None,
             password_file: None,
@@ -561,7 +713,7 @@ mod tests {
             sendmail: "/nowhere".into(),
         };
         let limit = Duration::from_millis(500);
-        let why = mail(&config, "a@example.org", &message(), limit).unwrap_err();
+        let why = mail(&config, "a@example.org", &message(), "host1", limit).unwrap_err();
         assert!(why.contains("did not take it within 0.5 s"), "{why}");
         server.join().unwrap();
     }
