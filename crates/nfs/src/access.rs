@@ -121,6 +121,8 @@ pub struct Peer {
     pub from: SocketAddr,
     /// Any account of this host can call so: the address is this host's own and the port takes no rights.
     pub unprivileged: bool,
+    /// The socket belongs to root of this host, who could use any port.
+    pub is_root: bool,
 }
 
 impl Peer {
@@ -130,7 +132,14 @@ impl Peer {
         Peer {
             from,
             unprivileged: from.port() >= unprivileged_from() && is_own(from.ip()),
+            is_root: false,
         }
+    }
+
+    /// True if any account of this host could call so, as far as the rights of its address tell accounts apart: where root
+    /// counts as root, its own sockets may have any port.
+    pub fn is_anyone(&self, rights: Rights) -> bool {
+        self.unprivileged && !rights.insecure && !(self.is_root && rights.root)
     }
 
     /// Its address.

@@ -448,7 +448,7 @@ impl Net {
                 return;
             }
         };
-        let peer = Peer::of(from);
+        let mut peer = Peer::of(from);
         let client = peer.address();
         if !self.service.knows(client) {
             tracing::info!(%client, "an NFS client was turned away: no export is for it");
@@ -456,6 +456,7 @@ impl Net {
         }
         let own = stream.local_addr().unwrap_or(from);
         let user = peer::user(own, from);
+        peer.is_root = user == User::Uid(0);
         if !self.make_room(user) {
             tracing::warn!(%client, "an NFS client was turned away: too many connections");
             return;

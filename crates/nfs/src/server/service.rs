@@ -72,7 +72,7 @@ impl Served {
     /// What a call may do; `None` if it is refused.
     fn rights(&self, client: Peer) -> Option<Rights> {
         let rights = self.rights_of(client.address())?;
-        if !client.unprivileged || rights.insecure {
+        if !client.is_anyone(rights) {
             return Some(rights);
         }
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
