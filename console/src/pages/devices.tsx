@@ -50,8 +50,8 @@ function One({ device, alone }: { device: Device; alone: boolean }) {
         {device.model ? `${device.model}, ` : ""}
         {device.uuid}
       </p>
-      {used != null && <Bar label="Used" value={used} of={device.capacity} text={`${bytes(used)} of ${bytes(device.capacity)}`} />}
-      {device.dirty != null && !alone && <Bar label="Dirty" value={device.dirty} of={device.capacity} text={bytes(device.dirty)} />}
+      {used != null && <Bar label="Used" value={used} of={device.log_bytes} text={`${bytes(used)} of ${bytes(device.log_bytes)}`} />}
+      {device.dirty != null && !alone && <Bar label="Dirty" value={device.dirty} of={device.log_bytes} text={bytes(device.dirty)} />}
       {device.free_segments != null && (
         <Bar label="Free segments" value={device.free_segments} of={device.segments} text={`${count(device.free_segments)} of ${count(device.segments)}`} />
       )}
@@ -59,7 +59,7 @@ function One({ device, alone }: { device: Device; alone: boolean }) {
         <Bar label="Emptied" value={device.emptied_percent} of={100} text={`${device.emptied_percent} %`} />
       )}
       <Tiles>
-        <Tile label="Device" value={bytes(device.bytes)} more={`${bytes(device.capacity)} for cached data`} />
+        <Tile label="Device" value={bytes(device.bytes)} more={`${bytes(device.log_bytes)} for data`} />
         {io && (
           <>
             <Tile label="Reads" value={mean(io.read_us, io.reads)} more={`in the mean; ${bytes(io.read_bytes)} since the start`} />
@@ -109,7 +109,7 @@ function Flash({ pool, stats, again }: { pool: Pool; stats: Stats | null; again:
             </p>
           )}
           <Tiles>
-            <Tile label="For cached data" value={bytes(pool.capacity)} more={`${count(pool.segments)} segments of ${bytes(pool.segment_bytes)}`} />
+            <Tile label="For cached data" value={bytes(pool.capacity ?? pool.log_bytes)} more={`${count(pool.segments)} segments of ${bytes(pool.segment_bytes)}`} />
             <Tile label="Reads take" value={micros(of.flash_read_us)} more="lately" />
             <Tile label="Endurance budget" value={of.endurance_used > 0 ? percent(of.endurance_used) : "–"} more="used up lately" />
             {(pool.promised ?? 0) > 0 && (

@@ -74,12 +74,12 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
         plain(&info.flash.join(", "))
     );
     println!(
-        "{} for cached data, in {} segments of {}",
-        human(info.capacity),
+        "{} for data, in {} segments of {}",
+        human(info.log_bytes),
         info.segments,
         human(info.segment_bytes)
     );
-    let per_block = info.ram as f64 / (info.capacity / 4096).max(1) as f64;
+    let per_block = info.ram as f64 / (info.log_bytes / 4096).max(1) as f64;
     println!(
         "RAM when full: {} ({per_block:.1} bytes for each 4 KiB block), and where that pays up to {} for the RAM stage",
         human(info.ram),
@@ -223,13 +223,16 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
             other => plain(other),
         },
     );
+    if let Some(capacity) = info.capacity {
+        line("capacity", human(capacity));
+    }
     line(
-        "capacity",
+        "log",
         match info.segments {
             0 => "none, as the flash is gone".to_owned(),
             segments => format!(
                 "{} in {segments} segments of {}",
-                human(info.capacity),
+                human(info.log_bytes),
                 human(info.segment_bytes)
             ),
         },

@@ -443,8 +443,8 @@ impl Pool {
         }
     }
 
-    /// Bytes of flash for cached data.
-    pub fn capacity(&self) -> u64 {
+    /// Bytes for data in all segments of the log, those that stay free for cleaning included.
+    pub fn log_bytes(&self) -> u64 {
         // What is clean is in one half of a segment.
         let copies = if self.superblock.layout.once { 2 } else { 1 };
         copies * self.kept_capacity()

@@ -128,8 +128,8 @@ fn changed(global: &Global, change: &Change, info: &PoolInfo, pause_ms: Option<u
         println!("clients waited for {ms} ms");
     }
     println!(
-        "{} for cached data, in {} segments of {}",
-        human(info.capacity),
+        "{} for data, in {} segments of {}",
+        human(info.log_bytes),
         info.segments,
         human(info.segment_bytes)
     );

@@ -764,8 +764,11 @@ pub struct PoolInfo {
     pub created: u64,
     /// Bytes of all devices.
     pub device_bytes: u64,
-    /// Bytes of flash for cached data; 0 while the flash is gone.
-    pub capacity: u64,
+    /// Bytes of flash for cached data, as in the statistics: what stays free for cleaning is left out. Only while serving.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u64>,
+    /// Bytes for data in all segments of the log, those that stay free included; 0 while the flash is gone.
+    pub log_bytes: u64,
     /// Segments of the log.
     pub segments: u64,
     /// Bytes in a segment.
@@ -844,8 +847,8 @@ pub struct PoolDevice {
     pub emptied_percent: Option<u64>,
     /// Bytes it has.
     pub bytes: u64,
-    /// Bytes of them for cached data.
-    pub capacity: u64,
+    /// Bytes of them for data in its segments of the log.
+    pub log_bytes: u64,
     /// Bytes that are set aside for the kernel's swap, and are no part of the log.
     #[serde(default)]
     pub swap: u64,

@@ -321,7 +321,7 @@ impl Daemon {
             if n > 0.0 { sum / n } else { guess }
         };
         let (hit_us, miss_us) = (mean(Known::hit, HIT_US), mean(|k| k.miss_us, MISS_US));
-        let capacity = lock(&self.pool).capacity();
+        let capacity = self.engine.pool_stats().capacity_blocks * BLOCK;
         let demands: Vec<Demand> = all
             .iter()
             .map(|k| k.demand(k.hit().unwrap_or(hit_us), k.miss_us.unwrap_or(miss_us)))
@@ -416,7 +416,7 @@ impl Daemon {
                 wishes.push(Wish::of(slot.session.share, record));
             }
         }
-        let limit = (pool.capacity() as f64 * KEPT) as u64;
+        let limit = (pool.log_bytes() as f64 * KEPT) as u64;
         let mut all: Vec<_> = known.into_iter().zip(floors(&wishes, limit)).collect();
         // What is lowered goes first, so that the sum is never too large on the way.
         all.sort_by_key(|((_, kept, _), floor)| floor > kept);

@@ -173,6 +173,10 @@ impl Daemon {
             devices,
             state: self.pool_state().to_owned(),
             notices: flash_notices,
+            capacity: Some(match self.without_flash {
+                true => 0,
+                false => stats.capacity_blocks.saturating_mul(BLOCK),
+            }),
             cached: Some(stats.cached_blocks * BLOCK),
             dirty: Some(self.dirty_bytes()),
             promised,

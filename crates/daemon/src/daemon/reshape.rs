@@ -348,8 +348,8 @@ impl Daemon {
             .iter()
             .find(|d| change::same(std::path::Path::new(&d.path), old));
         let left = pool
-            .capacity()
-            .saturating_sub(goes.map_or(0, |d| d.capacity));
+            .log_bytes()
+            .saturating_sub(goes.map_or(0, |d| d.log_bytes));
         let promised = homeless::promised(pool.registry());
         if promised <= homeless::most(left) {
             return Ok(());

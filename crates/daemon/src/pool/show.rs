@@ -38,7 +38,7 @@ impl Pool {
                     .flatten(),
                 state: "in-use".to_owned(),
                 bytes: of_flash(entry.map_or_else(|| self.media().size(), |e| e.bytes())),
-                capacity: of_flash(u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK),
+                log_bytes: of_flash(u64::from(segments) * u64::from(layout.data_blocks()) * BLOCK),
                 segments: of_flash(u64::from(segments)),
                 swap: u64::from(aside) * segment,
                 lost: self.flash.is_lost(n as u16),

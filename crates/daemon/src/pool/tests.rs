@@ -42,7 +42,7 @@ fn created_and_found_again() {
     let info = create(&path, &options).unwrap();
     assert_eq!((info.label.as_str(), info.state.as_str()), ("lab", "new"));
     // The RAM stage is at least 1 MiB, which only so small a pool notices.
-    assert!(info.capacity > 48 << 20 && info.ram < info.capacity / 16);
+    assert!(info.log_bytes > 48 << 20 && info.ram < info.log_bytes / 16);
     let mut pool = Pool::open(&path).unwrap();
     assert_eq!(pool.info().uuid, info.uuid);
     add_disk(&mut pool).unwrap();
@@ -251,7 +251,7 @@ fn three() -> (tempfile::TempDir, Vec<PathBuf>) {
     let info = create_several(&devices, &CreateOptions::default(), &mut |_, _| true).unwrap();
     assert_eq!(info.device_bytes, 144 << 20);
     assert_eq!(info.devices.len(), 3);
-    assert!(info.capacity > 110 << 20, "{info:?}");
+    assert!(info.log_bytes > 110 << 20, "{info:?}");
     (dir, paths)
 }
 
@@ -593,11 +593,11 @@ fn of_what_is_there_twice_it_is_told_how_often_clean_blocks_are_there_and_what_f
         let segments = u64::from(pool.superblock.layout.segment_count);
         assert_eq!(info.segments, segments);
         let each = u64::from(pool.superblock.layout.data_blocks()) * BLOCK;
-        assert_eq!(info.capacity, segments * each * 2 / u64::from(copies));
+        assert_eq!(info.log_bytes, segments * each * 2 / u64::from(copies));
         assert_eq!(pool.kept_capacity(), segments * each);
         // What all of both devices would hold, or one.
         let most = (64 << 20) * 2 / u64::from(copies);
-        assert!(info.capacity < most && info.capacity > most / 4 * 3);
+        assert!(info.log_bytes < most && info.log_bytes > most / 4 * 3);
         drop(pool);
         // Opening it changes nothing about that.
         drop(Pool::open_all(&paths).unwrap());

@@ -68,7 +68,7 @@ fn a_start_without_flash_says_what_is_known_and_what_is_not() {
     assert_eq!(dirty, [("a", None), ("b", Some(0))]);
     assert_eq!(
         (info.capacity, info.segments, info.promised_most),
-        (0, 0, 0)
+        (Some(0), 0, 0)
     );
     assert_eq!(daemon.stats_report().pool.capacity, 0);
     let recovery = info.recovery.unwrap();

@@ -198,7 +198,7 @@ fn a_pool_on_a_block_device_has_swap_inside() -> Result<()> {
     let shown = device_of_pool(&hearth)?;
     ensure!(shown["swap"].as_u64() == Some(128 * MIB), "{shown}");
     ensure!(
-        shown["capacity"].as_u64() < before["capacity"].as_u64(),
+        shown["log_bytes"].as_u64() < before["log_bytes"].as_u64(),
         "{shown}"
     );
     disk.check(&hearth)?;
@@ -249,7 +249,7 @@ fn a_pool_on_a_block_device_has_swap_inside() -> Result<()> {
     }
     let after = device_of_pool(&hearth)?;
     ensure!(
-        after["swap"] == 0 && after["capacity"] == before["capacity"],
+        after["swap"] == 0 && after["log_bytes"] == before["log_bytes"],
         "{after}"
     );
     // What was swap is cache again, also after a crash.
@@ -386,7 +386,7 @@ fn in_a_pool_full_of_what_is_dirty_it_makes_room_or_says_no() -> Result<()> {
     hearth.ok(&["disk", "flush", "vm"])?;
     // Of what may be dirty a tenth is kept for the others in write-back: there is none.
     hearth.ok(&["disk", "set", "vm", "--mode", "write-through"])?;
-    let capacity = device_of_pool(&hearth)?["capacity"].as_u64();
+    let capacity = device_of_pool(&hearth)?["log_bytes"].as_u64();
     let capacity = capacity.context("not said")?;
     // Sixty in a hundred may be dirty, and from fifty-five on writers are slowed down for the origin, which takes nothing.
     let blocks = capacity / 100 * 53 / MIB;
