@@ -55,7 +55,6 @@ fn parse_size(text: &str) -> Result<Size, Fault> {
     name = "hearth",
     version,
     about = "A flash cache for virtual-machine disks",
-    disable_help_subcommand = true,
     after_help = "Example:\n  \
         hearth pool create --flash /var/lib/hearth/flash --size 100G\n  \
         hearth serve --flash /var/lib/hearth/flash &\n  \
@@ -107,8 +106,17 @@ pub enum Command {
     /// Watch the daemon in a second process, which mails, shows and remembers
     Monitor(Monitor),
     /// Show on one screen how everything is
-    #[command(after_help = "Example:\n  hearth status\n  hearth status --json")]
+    #[command(after_help = "Example:\n  hearth status\n  hearth status --json\n\n\
+            Exit status: 1 if health is failed or the daemon cannot be asked, otherwise 0.")]
     Status,
+    /// Say in one line how everything is, for monitoring programs
+    #[command(after_help = "Example:\n  hearth health\n  hearth health --json\n\n\
+            A plugin for Nagios, Icinga, Checkmk and the like: exit status 0 OK, 1 WARNING (degraded, rebuilding),\n\
+            2 CRITICAL (failed), 3 UNKNOWN.")]
+    Health,
+    /// Write the names of disks or datastores, for completions of shells
+    #[command(hide = true, after_help = "Example:\n  hearth names disk")]
+    Names(Names),
     /// Show what is wrong and was told, or try whether alerts arrive
     #[command(
         subcommand,
@@ -263,6 +271,24 @@ pub struct Generate {
     pub dir: PathBuf,
 }
 
+/// What names are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Named {
+    /// Disks
+    Disk,
+    /// Datastores
+    Datastore,
+    /// Both
+    Any,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct Names {
+    /// Of what
+    #[arg(value_enum, value_name = "KIND")]
+    pub kind: Named,
+}
+
 #[derive(Clone, Debug, Args)]
 pub struct AttachHelp {
     /// The disk or datastore
@@ -299,8 +325,8 @@ pub struct Stats {
     Keys are shown at the bottom of the screen. With --json, one object a line until Ctrl-C."
 )]
 pub struct Top {
-    /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    /// Time between two looks
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_interval)]
     pub interval: f64,
     /// With --json: print one sample, and end
     #[arg(long)]
@@ -308,12 +334,13 @@ pub struct Top {
 }
 
 fn parse_interval(text: &str) -> Result<f64, Fault> {
-    match text.parse() {
+    match trace::parse_duration(text) {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err(Fault::new(
+        Ok(_) => Err(Fault::new(
             format!("“{text}” is no interval"),
-            "give 0.1 to 3600 seconds",
+            "give 100ms to 1h",
         )),
+        Err(fault) => Err(fault),
     }
 }
 
@@ -527,6 +554,20 @@ mod tests {
             "hearth metrics",
             "hearth metrics --listen 0.0.0.0:9810 --allow-remote",
             "hearth status --json",
+            "hearth health",
+            "hearth health --json",
+            "hearth names disk",
+            "hearth disk flush --all",
+            "hearth disk flush vm --hold",
+            "hearth disk flush --all --hold --json",
+            "hearth top --interval 500ms",
+            "hearth serve --flash /a --flash-timeout 1m",
+            "hearth serve --flash /a --flash-timeout 0",
+            "hearth disk set vm --origin-timeout 2m",
+            "hearth disk set vm --max-age 1d",
+            "hearth disk scrub vm --every 7d",
+            "hearth disk scrub vm --every 0",
+            "hearth datastore scrub vms --every 14d",
             "hearth alert list",
             "hearth alert test",
             "hearth alert failed u --config /c",
@@ -599,6 +640,13 @@ mod tests {
             "hearth disk add vm --origin /o --origin-timeout 0.4",
             "hearth disk set vm --origin-timeout inf",
             "hearth disk set vm --origin-timeout 86401",
+            "hearth disk flush",
+            "hearth disk flush vm --all",
+            "hearth disk set vm --origin-timeout 2x",
+            "hearth disk set vm --origin-timeout 2d",
+            "hearth disk scrub vm --every 7h",
+            "hearth serve --flash /a --flash-timeout 2d",
+            "hearth names",
             "hearth trace info",
             "hearth trace record vm",
             "hearth trace replay t",
@@ -632,6 +680,24 @@ mod tests {
             "hearth simulate a --segments 2",
         ] {
             assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    /// `hearth help disk add` is what people type after other tools.
+    #[test]
+    fn help_is_a_command_everywhere() {
+        for line in [
+            "hearth help",
+            "hearth help disk",
+            "hearth disk help add",
+            "hearth help disk add",
+        ] {
+            let error = parse(line).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                clap::error::ErrorKind::DisplayHelp,
+                "{line}: {error}"
+            );
         }
     }
 

@@ -30,13 +30,19 @@ pub fn run(global: &Global, command: Disk) -> Outcome {
         Disk::Set(args) => set(global, &client, &args),
         Disk::Flush(args) => {
             let interrupt = Interrupt::watch();
-            if args.hold {
+            let hold = |name: &str| match args.hold {
                 // First: a write that is answered between the two must not be on flash only.
-                let held = json!({ "hold": true });
-                client.patch::<_, DiskInfo>(&disk_path(&args.name, ""), &held)?;
-            }
-            client.order::<DiskInfo>(&disk_path(&args.name, "/flush"))?;
-            reach(global, &client, &interrupt, &args.name, Goal::Flush)
+                true => client
+                    .patch::<_, DiskInfo>(&disk_path(name, ""), &json!({ "hold": true }))
+                    .map(drop),
+                false => Ok(()),
+            };
+            let Some(name) = &args.name else {
+                return flush_every(global, &client, &interrupt, hold);
+            };
+            hold(name)?;
+            client.order::<DiskInfo>(&disk_path(name, "/flush"))?;
+            reach(global, &client, &interrupt, name, Goal::Flush)
         }
         Disk::Remove(args) => remove(global, &client, &args),
         Disk::Mirror(args) => mirror(global, &client, &args),
@@ -138,27 +144,35 @@ fn replace(global: &Global, client: &Client, args: &DiskReplace) -> Outcome {
         ..types::MirrorSet::default()
     };
     let is_out = found.state == "out";
+    // The same replacement was begun before, and this goes on with it.
+    let is_begun = info.legs.iter().any(|leg| leg.origin == new);
     let interrupt = Interrupt::watch();
     if is_out {
         client.post::<_, DiskInfo>(&path, &remove)?;
     }
-    client.post::<_, DiskInfo>(&path, &add)?;
-    let left = || {
-        let remedy = if is_out {
-            format!("`hearth disk show {}` tells how far it is", args.name)
-        } else {
-            format!(
-                "`hearth disk mirror {} --remove {old}` takes the old one out when it is current",
-                args.name
-            )
+    if !is_begun {
+        client.post::<_, DiskInfo>(&path, &add)?;
+    }
+    // A copy that is left behind would be one leg more each time that somebody tries.
+    let call_off = || {
+        let what = match is_out || is_begun {
+            true => format!("called off; {new} is a leg and goes on being copied to"),
+            false => {
+                let back = types::MirrorSet {
+                    remove: Some(new.clone()),
+                    ..types::MirrorSet::default()
+                };
+                match client.post::<_, DiskInfo>(&path, &back) {
+                    Ok(_) => format!("called off; {new} is taken out again"),
+                    Err(error) => format!("called off, but {new} is a leg still: {}", error.what),
+                }
+            }
         };
-        Failure::Interrupted(Fault::new(
-            format!("{new} is a leg and goes on being copied to"),
-            remedy,
-        ))
+        let remedy = format!("`hearth disk show {}` lists the legs", args.name);
+        Failure::Interrupted(Fault::new(what, remedy))
     };
     let mut pace = Pace::default();
-    follow(global, &interrupt, left, |line| {
+    follow(global, &interrupt, call_off, |line| {
         let info: DiskInfo = client.get(&disk_path(&args.name, ""))?;
         let leg = info.legs.iter().find(|leg| leg.origin == new);
         let Some(leg) = leg else {
@@ -406,6 +420,14 @@ fn list(global: &Global, client: &Client) -> Outcome {
     Ok(())
 }
 
+/// A setting in seconds: exact below a minute, from there on as everywhere.
+fn span(seconds: f64) -> String {
+    match seconds < 60.0 {
+        true => format!("{seconds} s"),
+        false => human_seconds(seconds),
+    }
+}
+
 /// How far a pinned disk is, in words.
 fn pin_text(pinned: &PinInfo) -> String {
     let text = match pinned.state {
@@ -481,7 +503,7 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
         line("in order", order.sentence());
     }
     if d.settings.max_age > 0.0 {
-        line("behind at most", format!("{} s", d.settings.max_age));
+        line("behind at most", span(d.settings.max_age));
     }
     line("block size", human(d.settings.block_size));
     line("flash kept", limit(d.settings.min, "none"));
@@ -521,7 +543,7 @@ fn show(global: &Global, d: &DiskInfo) -> Outcome {
     }
     if let Some(link) = &d.link {
         line("origin link", link_text(link));
-        line("origin limit", format!("{} s", link.timeout));
+        line("origin limit", span(link.timeout));
     }
     if let Some(r) = d.recording.as_ref().filter(|r| r.active) {
         line("recording", crate::record::sentence(r));
@@ -655,6 +677,39 @@ fn remove(global: &Global, client: &Client, args: &DiskRemove) -> Outcome {
 }
 
 /// Flushes every disk that can be, one after the other.
+/// Flushes all disks that are served, one after another; names those that are not served.
+fn flush_every(
+    global: &Global,
+    client: &Client,
+    interrupt: &Interrupt,
+    hold: impl Fn(&str) -> Result<(), Error>,
+) -> Outcome {
+    let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
+    let is_served = |d: &&DiskInfo| d.state == DiskState::Attached;
+    for disk in disks.iter().filter(is_served) {
+        hold(&disk.name)?;
+        client.order::<DiskInfo>(&disk_path(&disk.name, "/flush"))?;
+        wait_for(global, client, interrupt, &disk.name, Goal::Flush)?;
+        if !global.json {
+            println!("disk {}: flushed", plain(&disk.name));
+        }
+    }
+    if global.json {
+        print_json(&client.get::<Vec<DiskInfo>>("/v1/disks")?)?;
+    }
+    let left: Vec<String> = (disks.iter().filter(|d| !is_served(d)))
+        .map(|d| format!("{} ({})", plain(&d.name), d.state.word()))
+        .collect();
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(Error::conflict(
+        format!("not flushed, as they are not served: {}", left.join(", ")),
+        "`hearth disk list` says why",
+    )
+    .into())
+}
+
 pub fn flush_all(global: &Global, client: &Client, interrupt: &Interrupt) -> Outcome {
     let disks: Vec<DiskInfo> = client.get("/v1/disks")?;
     for disk in disks
@@ -846,6 +901,13 @@ fn show_progress(line: &mut StatusLine, info: &DiskInfo) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_in_seconds_have_one_form() {
+        for (seconds, text) in [(0.5, "0.5 s"), (30.0, "30 s"), (120.0, "2 min 0 s")] {
+            assert_eq!(span(seconds), text);
+        }
+    }
 
     #[test]
     fn relative_origins_are_ours() {

@@ -32,12 +32,14 @@ mod disk;
 mod events;
 mod follow;
 mod generate;
+mod health;
 mod histogram;
 mod interrupt;
 mod memory;
 mod metrics;
 mod monitor;
 mod mount;
+mod names;
 mod overview;
 mod past;
 mod pool;
@@ -71,6 +73,8 @@ enum Failure {
     Error(Error),
     /// The user called it off; what was called off, for a last message.
     Interrupted(Fault),
+    /// What was to be said is said already.
+    Said,
 }
 
 impl From<Error> for Failure {
@@ -111,6 +115,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&global, args),
         Command::Monitor(args) => monitor::run(&global, args),
         Command::Status => overview::run(&global),
+        Command::Health => return health::run(&global),
+        Command::Names(args) => names::run(&global, &args),
         Command::Alert(command) => alert::run(&global, &command),
         Command::Disk(command) => disk::run(&global, command),
         Command::Datastore(command) => datastore::run(&global, command),
@@ -137,6 +143,7 @@ fn main() -> ExitCode {
             report(global.json, ended);
             ExitCode::from(EXIT_INTERRUPTED)
         }
+        Err(Failure::Said) => ExitCode::FAILURE,
         Err(Failure::Error(error)) => {
             report(global.json, error.into());
             ExitCode::FAILURE

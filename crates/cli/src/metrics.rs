@@ -4,6 +4,7 @@
 //! as anybody may: nothing that strangers send reaches the process that serves disks. Health is the second service's,
 //! and put in here.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -20,10 +21,10 @@ use hearth_metrics::{Form, Judged, with_health};
 use hearth_monitor::part::Context;
 use hearth_monitor::watch::Seen;
 use hearth_monitor::{Part, dirs};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::{Global, Metrics};
-use crate::{Outcome, overview};
+use crate::{Outcome, overview, print_json};
 
 /// Longest wait for a client to send its request, or to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -36,7 +37,11 @@ pub fn run(global: &Global, args: &Metrics) -> Outcome {
     let client = Client::new(&global.dir());
     let source = Arc::new(Source::new(client, &global.dir(), args.names.clone()));
     let Some(at) = args.listen else {
-        print!("{}", source.page(Form::Plain)?);
+        let page = source.page(Form::Plain)?;
+        if global.json {
+            return print_json(&Families::of(&page));
+        }
+        print!("{page}");
         return Ok(());
     };
     if let Some(what) = too_far(at, args.allow_remote) {
@@ -50,6 +55,112 @@ pub fn run(global: &Global, args: &Metrics) -> Outcome {
     eprintln!("answering at http://{at}/metrics");
     serve(&source, &listener, || false);
     Ok(())
+}
+
+/// All figures as JSON.
+#[derive(Debug, Default, Serialize)]
+struct Families {
+    metrics: Vec<Family>,
+}
+
+/// One figure with all that it is told of.
+#[derive(Debug, Default, Serialize)]
+struct Family {
+    name: String,
+    help: String,
+    #[serde(rename = "type")]
+    kind: String,
+    samples: Vec<Sample>,
+}
+
+#[derive(Debug, Serialize)]
+struct Sample {
+    /// With what a histogram's series end in: `_bucket`, `_sum`, `_count`.
+    name: String,
+    labels: BTreeMap<String, String>,
+    /// `null` for what is not a finite number.
+    value: Option<f64>,
+}
+
+impl Families {
+    /// Of a page in Prometheus' text form.
+    fn of(page: &str) -> Families {
+        let mut all = Families::default();
+        for line in page.lines() {
+            let words = |text: &str| -> Option<(String, String)> {
+                let (name, rest) = text.split_once(' ')?;
+                Some((name.to_owned(), rest.to_owned()))
+            };
+            if let Some((name, text)) = line.strip_prefix("# HELP ").and_then(words) {
+                all.family(&name).help = unescaped(&text);
+            } else if let Some((name, text)) = line.strip_prefix("# TYPE ").and_then(words) {
+                all.family(&name).kind = text;
+            } else if let Some(sample) = sample(line) {
+                let last = all.metrics.last_mut();
+                match last.filter(|family| sample.name.starts_with(&family.name)) {
+                    Some(family) => family.samples.push(sample),
+                    None => all.family(&sample.name.clone()).samples.push(sample),
+                }
+            }
+        }
+        all
+    }
+
+    /// The family of this name: the last one, or a new one.
+    fn family(&mut self, name: &str) -> &mut Family {
+        if self.metrics.last().is_none_or(|last| last.name != name) {
+            self.metrics.push(Family {
+                name: name.to_owned(),
+                ..Family::default()
+            });
+        }
+        let last = self.metrics.len() - 1;
+        &mut self.metrics[last]
+    }
+}
+
+fn unescaped(text: &str) -> String {
+    let mut out = String::new();
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match (c, c == '\\') {
+            (_, true) => match chars.next() {
+                Some('n') => out.push('\n'),
+                Some(other) => out.push(other),
+                None => {}
+            },
+            (c, false) => out.push(c),
+        }
+    }
+    out
+}
+
+/// A line such as `name{label="value"} 1`; `None` for comments and empty lines.
+fn sample(line: &str) -> Option<Sample> {
+    if line.is_empty() || line.starts_with('#') {
+        return None;
+    }
+    let (head, value) = line.rsplit_once(' ')?;
+    let (name, mut rest) = match head.split_once('{') {
+        Some((name, rest)) => (name, rest.strip_suffix('}')?),
+        None => (head, ""),
+    };
+    let mut labels = BTreeMap::new();
+    while let Some((label, after)) = rest.split_once("=\"") {
+        // The quote that ends it has an even number of backslashes before it.
+        let is_end = |at: &usize| {
+            let before = after[..*at].bytes().rev();
+            before.take_while(|b| *b == b'\\').count() % 2 == 0
+        };
+        let end = after.match_indices('"').map(|(at, _)| at).find(is_end)?;
+        labels.insert(label.to_owned(), unescaped(&after[..end]));
+        rest = after[end + 1..].trim_start_matches(',');
+    }
+    Some(Sample {
+        name: name.to_owned(),
+        labels,
+        value: value.parse().ok().filter(|value: &f64| value.is_finite()),
+    })
 }
 
 /// Why this address is not to be listened on.
@@ -290,6 +401,27 @@ fn answer(source: &Source, stream: &TcpStream, place: &Place) -> std::io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figures_are_json_when_asked() {
+        let page = "# HELP hearth_up Whether it \\\\ is.\n# TYPE hearth_up gauge\nhearth_up 1\n\
+            # HELP hearth_t Times.\n# TYPE hearth_t histogram\n\
+            hearth_t_bucket{disk=\"a \\\"b\\\", c=\\\\\",le=\"+Inf\"} 3\nhearth_t_sum{disk=\"x}\"} 0.5\n\
+            hearth_t_count NaN\n";
+        let json = serde_json::to_value(Families::of(page)).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({ "metrics": [
+                { "name": "hearth_up", "help": "Whether it \\ is.", "type": "gauge", "samples": [
+                    { "name": "hearth_up", "labels": {}, "value": 1.0 } ] },
+                { "name": "hearth_t", "help": "Times.", "type": "histogram", "samples": [
+                    { "name": "hearth_t_bucket",
+                      "labels": { "disk": "a \"b\", c=\\", "le": "+Inf" }, "value": 3.0 },
+                    { "name": "hearth_t_sum", "labels": { "disk": "x}" }, "value": 0.5 },
+                    { "name": "hearth_t_count", "labels": {}, "value": null } ] },
+            ] })
+        );
+    }
 
     #[test]
     fn other_hosts_are_let_in_only_if_that_is_said() {

@@ -18,7 +18,7 @@ use hearth_monitor::watch::Seen;
 use serde::Serialize;
 
 use crate::args::Global;
-use crate::{Outcome, alert, events, print_json};
+use crate::{Failure, Outcome, alert, events, print_json};
 use screen::{Room, text};
 
 /// Longest wait for the daemon: it answers from memory.
@@ -177,7 +177,24 @@ pub fn judged(seen: Option<&Seen>, error: Option<(&Error, Trace)>) -> Report {
     Report::new(hearth_events::time::now_ms(), items, vec![note.to_owned()])
 }
 
-pub fn run(global: &Global) -> Outcome {
+/// What the daemon and the second service said.
+pub struct Asked {
+    /// What the daemon knows.
+    pub seen: Option<Seen>,
+    /// Everything judged.
+    pub health: Report,
+    /// The second service answered.
+    pub has_second: bool,
+    /// The newest events.
+    pub events: Vec<EventInfo>,
+    /// Why the daemon could not be asked.
+    pub error: Option<Error>,
+    /// This user may not ask it.
+    pub is_forbidden: bool,
+}
+
+/// Asks both.
+pub fn ask(global: &Global) -> Asked {
     let client = Client::new(&global.dir()).patient_for(ANSWER_TIME);
     let seen = Seen::ask(&client);
     let second = alert::second(global);
@@ -186,15 +203,14 @@ pub fn run(global: &Global) -> Outcome {
         .and_then(|c| c.get(&format!("{}?{recent}", events::ALERTS)).ok())
         .unwrap_or_default();
     let second = second.and_then(|c| c.get::<Report>("/v1/health"));
-    let monitor = second.is_ok();
+    let has_second = second.is_ok();
     let (seen, error) = match seen {
         Ok(seen) => (Some(seen), None),
         Err(error) => (None, Some(error)),
     };
-    let health = second.unwrap_or_else(|_| {
-        let error = error.as_ref().map(|error| (error, client.trace()));
-        judged(seen.as_ref(), error)
-    });
+    let trace = error.as_ref().map(|error| (error, client.trace()));
+    let is_forbidden = matches!(trace, Some((_, Trace::Hidden)));
+    let health = second.unwrap_or_else(|_| judged(seen.as_ref(), trace));
     let events: Vec<EventInfo> = match &seen {
         // Events are the least of it: without them the rest is worth showing.
         Some(_) => client
@@ -202,10 +218,28 @@ pub fn run(global: &Global) -> Outcome {
             .unwrap_or_default(),
         None => Vec::new(),
     };
-    let events = events::merged(vec![events, sent], EVENTS);
+    Asked {
+        seen,
+        health,
+        has_second,
+        events: events::merged(vec![events, sent], EVENTS),
+        is_forbidden,
+        error,
+    }
+}
+
+pub fn run(global: &Global) -> Outcome {
+    let Asked {
+        seen,
+        health,
+        has_second,
+        events,
+        error,
+        ..
+    } = ask(global);
     let status = Status {
         condition: health.condition,
-        monitor,
+        monitor: has_second,
         pool: seen.as_ref().map(pool),
         helping: seen.as_ref().map(|s| helping(&s.stats.pool.disks)),
         disks: seen.as_ref().map(|s| disks(s, &health)).unwrap_or_default(),
@@ -221,6 +255,8 @@ pub fn run(global: &Global) -> Outcome {
     match error {
         // Shown already, as far as it goes; and still a failure.
         Some(error) => Err(error.into()),
+        // The screen says what has failed.
+        None if status.condition == Condition::Failed => Err(Failure::Said),
         None => Ok(()),
     }
 }

@@ -12,7 +12,7 @@ use hearth_daemon::size::human;
 
 use crate::args::{Global, Stats};
 use crate::interrupt::Interrupt;
-use crate::table::{Table, plain};
+use crate::table::{Table, cut, plain};
 use crate::{Outcome, print_json};
 
 /// Time between two pictures of `--watch`.
@@ -47,31 +47,71 @@ fn json<T: serde::Serialize>(report: &T, watching: bool) -> Outcome {
 }
 
 fn once(global: &Global, client: &Client, name: Option<&str>, watching: bool) -> Outcome {
+    // Watched on a terminal, all of it stands on one screen.
+    let screen = (watching && std::io::stdout().is_terminal()).then(Screen::here);
     // Home, and clear what is below: less flicker than clearing first.
-    let prefix = if watching && std::io::stdout().is_terminal() {
-        "\x1b[H\x1b[J"
-    } else {
-        ""
-    };
+    let prefix = screen.map_or("", |_| "\x1b[H\x1b[J");
     let text = match name {
         Some(name) => {
             let report: DiskReport = client.get(&disk_path(name, "/stats"))?;
             if global.json {
                 return json(&report, watching);
             }
-            disk(&report)
+            disk(&report, screen)
         }
         None => {
             let report: StatsReport = client.get("/v1/stats")?;
             if global.json {
                 return json(&report, watching);
             }
-            all(&report)
+            all(&report, screen)
         }
     };
+    let text = screen.map_or(text.clone(), |screen| screen.cut(&text));
     std::print!("{prefix}{}", crate::table::shown(&text));
     let _ = std::io::stdout().flush();
     Ok(())
+}
+
+/// The terminal that statistics are watched on.
+#[derive(Clone, Copy, Debug)]
+struct Screen {
+    columns: usize,
+    rows: usize,
+}
+
+impl Screen {
+    fn here() -> Screen {
+        match ratatui::crossterm::terminal::size() {
+            Ok((columns, rows)) if columns > 0 && rows > 1 => Screen {
+                columns: usize::from(columns),
+                rows: usize::from(rows),
+            },
+            _ => Screen {
+                columns: 80,
+                rows: 24,
+            },
+        }
+    }
+
+    /// The first lines of a text, as wide as the screen. The last row is left to the cursor.
+    fn cut(self, text: &str) -> String {
+        let lines: Vec<&str> = text.lines().collect();
+        let most = self.rows - 1;
+        let shown = if lines.len() > most {
+            most - 1
+        } else {
+            lines.len()
+        };
+        let mut out = String::new();
+        for line in &lines[..shown] {
+            let _ = writeln!(out, "{}", cut(line, self.columns));
+        }
+        if lines.len() > shown {
+            let _ = writeln!(out, "and {} more lines", lines.len() - shown);
+        }
+        out
+    }
 }
 
 /// A ratio for people.
@@ -107,13 +147,31 @@ pub fn micros(us: Option<f64>) -> String {
     }
 }
 
-/// One column per span, one row per number.
-fn spans(spans: &[DiskSpan]) -> String {
+/// Rows that are shown where there is no place for all.
+const BRIEF: [&str; 11] = [
+    "reads",
+    "  hit ratio, requests",
+    "  hit ratio, bytes",
+    "writes",
+    "origin reads",
+    "origin writes",
+    "errors to clients",
+    "mean read",
+    "  without cache, est.",
+    "mean write",
+    "helping?",
+];
+
+/// One column per span, one row per number; on a screen only the rows that matter most.
+fn spans(spans: &[DiskSpan], screen: Option<Screen>) -> String {
     let headings: Vec<String> = std::iter::once(String::new())
         .chain(spans.iter().map(|s| format!(">{}", s.span)))
         .collect();
     let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
     let mut row = |name: &str, cell: &dyn Fn(&DiskSpan) -> String| {
+        if screen.is_some() && !BRIEF.contains(&name) {
+            return;
+        }
         table.row(std::iter::once(name.to_owned()).chain(spans.iter().map(cell)));
     };
     row("reads", &|s| s.counters.reads().to_string());
@@ -247,7 +305,7 @@ fn trouble(out: &mut String, report: &DiskReport) {
     }
 }
 
-fn disk(report: &DiskReport) -> String {
+fn disk(report: &DiskReport, screen: Option<Screen>) -> String {
     let mut out = String::new();
     let dirty_for = if report.dirty_for > 0.0 {
         format!(" for {}", human_seconds(report.dirty_for))
@@ -265,7 +323,7 @@ fn disk(report: &DiskReport) -> String {
         let _ = writeln!(out, "its origin is {} behind", human_seconds(report.behind));
     }
     trouble(&mut out, report);
-    out.push_str(&spans(&report.spans));
+    out.push_str(&spans(&report.spans, screen));
     out.push('\n');
     out.push_str(&latencies(report));
     out
@@ -283,7 +341,7 @@ pub fn stuck_threads(stuck: &[hearth_daemon::api::stats::StuckThread]) -> String
     stuck.iter().map(line).collect()
 }
 
-fn pool(report: &PoolReport) -> String {
+fn pool(report: &PoolReport, screen: Option<Screen>) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -306,6 +364,9 @@ fn pool(report: &PoolReport) -> String {
         let _ = writeln!(out, "warning: {}", plain(notice));
     }
     out.push_str(&stuck_threads(&report.stuck));
+    if screen.is_some() {
+        return out;
+    }
     let headings: Vec<String> = std::iter::once(String::new())
         .chain(report.spans.iter().map(|s| format!(">{}", s.span)))
         .collect();
@@ -328,9 +389,9 @@ fn pool(report: &PoolReport) -> String {
     out
 }
 
-fn all(report: &StatsReport) -> String {
+fn all(report: &StatsReport, screen: Option<Screen>) -> String {
     let mut out = format!("serving for {}\n", human_seconds(report.uptime as f64));
-    out.push_str(&pool(&report.pool));
+    out.push_str(&pool(&report.pool, screen));
     if report.disks.is_empty() {
         out.push_str("\nno disks\n");
         return out;
@@ -339,7 +400,7 @@ fn all(report: &StatsReport) -> String {
         trouble(&mut out, d);
     }
     out.push_str("\nall disks\n");
-    out.push_str(&spans(&report.pool.disks));
+    out.push_str(&spans(&report.pool.disks, screen));
     out.push('\n');
     let mut table = Table::new(&[
         "DISK",
@@ -377,12 +438,47 @@ mod tests {
 
     #[test]
     fn an_idle_daemon_has_something_to_show() {
-        let text = all(&StatsReport {
+        let report = StatsReport {
             disks: vec![DiskReport::default()],
             ..StatsReport::default()
-        });
+        };
+        let text = all(&report, None);
         assert!(text.contains("pool: 0 B of 0 B used"), "{text}");
         assert!(!text.contains("NaN"), "{text}");
+    }
+
+    #[test]
+    fn watched_statistics_fit_the_screen() {
+        let screen = Screen {
+            columns: 80,
+            rows: 24,
+        };
+        let disk_of = |n: usize| DiskReport {
+            name: format!("a-disk-with-a-long-name-{n}"),
+            spans: vec![DiskSpan::default(); 4],
+            ..DiskReport::default()
+        };
+        for disks in [0, 1, 4, 300] {
+            let mut report = StatsReport {
+                disks: (0..disks).map(disk_of).collect(),
+                ..StatsReport::default()
+            };
+            report.pool.disks = vec![DiskSpan::default(); 4];
+            let text = screen.cut(&all(&report, Some(screen)));
+            let fits = text.lines().all(|l| l.chars().count() <= 80);
+            assert!(text.lines().count() < 24 && fits, "{disks}:\n{text}");
+            assert!(disks == 0 || text.contains("helping?"), "{text}");
+            assert!(
+                disks == 0 || text.contains("a-disk-with-a-long-name-0"),
+                "{text}"
+            );
+            assert_eq!(disks == 300, text.contains(" more lines"), "{text}");
+        }
+        let text = screen.cut(&disk(&disk_of(1), Some(screen)));
+        assert!(
+            text.lines().count() < 24 && text.contains("write miss"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -391,6 +391,7 @@ fn and(failed: Failure, now: &str) -> Failure {
             Failure::Error(e)
         }
         Failure::Interrupted(_) => Failure::Interrupted(Fault::bare(format!("called off; {now}"))),
+        Failure::Said => Failure::Said,
     }
 }
 

@@ -116,8 +116,8 @@ pub struct DatastoreScrub {
     /// Print the result of the scrub under way or the last one
     #[arg(long, group = "what")]
     pub show: bool,
-    /// Scrub every DAYS days; 0: only on request
-    #[arg(long, group = "what", value_name = "DAYS")]
+    /// Scrub every DAYS days, such as 7d; 0: only on request
+    #[arg(long, group = "what", value_name = "DAYS", value_parser = super::trace::parse_days)]
     pub every: Option<u32>,
     /// Compare at most SIZE bytes a second; 0: no limit
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]

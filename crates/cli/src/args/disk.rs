@@ -75,8 +75,10 @@ pub enum Disk {
     )]
     Set(DiskSet),
     /// Write everything dirty to the origin; Ctrl-C calls it off
-    #[command(after_help = "Example:\n  hearth disk flush vm1\n  \
-        hearth disk flush vm1 --hold; cp /srv/vm1.raw /backup/; hearth disk set vm1 --hold off")]
+    #[command(
+        after_help = "Example:\n  hearth disk flush vm1\n  hearth disk flush --all\n  \
+        hearth disk flush vm1 --hold; cp /srv/vm1.raw /backup/; hearth disk set vm1 --hold off"
+    )]
     Flush(DiskFlush),
     /// Flush a disk and forget it; the origin is the disk again. Ctrl-C calls it off
     #[command(after_help = "Example:\n  hearth disk remove vm1\n  hearth disk remove vm1 --yes")]
@@ -85,7 +87,7 @@ pub enum Disk {
     #[command(after_help = "Example:\n  hearth disk mirror vm1 --add /dev/sdd\n  \
         hearth disk mirror vm1 --remove /dev/sdb\n  hearth disk mirror vm1 --rate 50M")]
     Mirror(DiskMirror),
-    /// Copy a mirrored disk to another leg, and take the old one out when it is there; Ctrl-C leaves both
+    /// Copy a mirrored disk to another leg, and take the old one out when it is there; Ctrl-C takes the new one out again
     #[command(after_help = "Example:\n  hearth disk replace vm1 /dev/sdb /dev/sdd")]
     Replace(DiskReplace),
     /// Compare the legs of a mirrored disk with one another and with what is cached, and repair where something tells
@@ -113,8 +115,11 @@ pub enum Disk {
 #[derive(Clone, Debug, Args)]
 pub struct DiskFlush {
     /// The disk
-    #[arg(value_name = "NAME")]
-    pub name: String,
+    #[arg(value_name = "NAME", required_unless_present = "all")]
+    pub name: Option<String>,
+    /// All disks that are served, one after another
+    #[arg(long, conflicts_with = "name")]
+    pub all: bool,
     /// From now on the origin has every write before it is answered, until `hearth disk set NAME --hold off`
     #[arg(long)]
     pub hold: bool,
@@ -264,8 +269,8 @@ pub struct DiskScrub {
     /// Say what the scrub that goes on, or the last one, has found
     #[arg(long, group = "what")]
     pub show: bool,
-    /// Scrub every so many days; 0: only when asked for
-    #[arg(long, group = "what", value_name = "DAYS")]
+    /// Scrub every so many days, such as 7d; 0: only when asked for
+    #[arg(long, group = "what", value_name = "DAYS", value_parser = super::trace::parse_days)]
     pub every: Option<u32>,
     /// Compare at most so many bytes of the disk a second; 0: no limit
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]

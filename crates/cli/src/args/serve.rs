@@ -8,7 +8,7 @@ use hearth_daemon::daemon::Endurance;
 use hearth_daemon::size;
 use hearth_fault::Fault;
 
-use super::trace::parse_duration;
+use super::trace::{parse_duration, span};
 use super::{Size, parse_size};
 
 fn parse_endurance(text: &str) -> Result<Endurance, Fault> {
@@ -62,6 +62,17 @@ pub enum LogFormat {
     Json,
 }
 
+/// Whole seconds, up to a day.
+fn parse_flash_timeout(text: &str) -> Result<u64, Fault> {
+    match span(text) {
+        Some(seconds) if seconds <= 86_400.0 && seconds.fract() == 0.0 => Ok(seconds as u64),
+        _ => Err(Fault::new(
+            format!("“{text}” is no time that flash may take"),
+            "give whole seconds up to a day, such as 30s or 2m, or 0",
+        )),
+    }
+}
+
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Example:\n  hearth serve --flash /dev/nvme0n1p4\n  \
     hearth serve --flash ./flash --run-dir ./run --nbd-listen 127.0.0.1:10809\n\n\
@@ -104,8 +115,8 @@ pub struct Serve {
     /// most 512 MiB and a quarter of what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub ram_stage: Option<Size>,
-    /// Seconds that a flash device may take for an operation before that counts as failed; 0: it is waited for
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    /// Time that a flash device may take for an operation before that counts as failed, in whole seconds; 0: it is waited for
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_flash_timeout)]
     pub flash_timeout: u64,
     /// Do not read ahead of guests what they will ask for next. By default it is done for origins
     /// that take longer than 0.5 ms for a scattered read

@@ -9,16 +9,17 @@ use hearth_fault::Fault;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use super::trace::span;
 use super::{Mode, Size, Switch, parse_size};
 
 /// Seconds to wait for an origin. JSON has no infinity, so the daemon would not see one.
 fn parse_timeout(text: &str) -> Result<f64, Fault> {
-    match text.parse::<f64>() {
-        Ok(n) if ORIGIN_TIMEOUT.contains(&n) => Ok(n),
+    match span(text) {
+        Some(n) if ORIGIN_TIMEOUT.contains(&n) => Ok(n),
         _ => Err(Fault::new(
             format!("“{text}” is no time that requests can wait"),
             format!(
-                "give seconds from {} to {}, such as 30",
+                "give {} to {} seconds, such as 30s or 2m",
                 ORIGIN_TIMEOUT.start(),
                 ORIGIN_TIMEOUT.end()
             ),
@@ -26,15 +27,10 @@ fn parse_timeout(text: &str) -> Result<f64, Fault> {
     }
 }
 
-/// How far behind an origin may be: a number of seconds, or with a unit.
+/// How far behind an origin may be.
 fn parse_age(text: &str) -> Result<f64, Fault> {
-    let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let unit = units
-        .iter()
-        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
-    let (number, factor) = unit.unwrap_or((text, 1.0));
-    match number.trim().parse::<f64>().map(|n| n * factor) {
-        Ok(n) if n == 0.0 || MAX_AGE.contains(&n) => Ok(n),
+    match span(text) {
+        Some(n) if n == 0.0 || MAX_AGE.contains(&n) => Ok(n),
         _ => Err(Fault::new(
             format!("“{text}” is no time that an origin may be behind"),
             format!(

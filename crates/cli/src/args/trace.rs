@@ -57,22 +57,42 @@ fn parse_output(text: &str) -> Result<hearth_trace::Format, Fault> {
     }
 }
 
-/// A time span in seconds, as `30`, `90s`, `10m`, `2h` or `1d`.
+/// A time span in seconds, as `30`, `500ms`, `90s`, `10m`, `2h` or `1d`.
 pub(super) fn parse_duration(text: &str) -> Result<f64, Fault> {
-    let (number, unit) = match text.chars().last() {
-        Some('s') => (&text[..text.len() - 1], 1.0),
-        Some('m') => (&text[..text.len() - 1], 60.0),
-        Some('h') => (&text[..text.len() - 1], 3600.0),
-        Some('d') => (&text[..text.len() - 1], 86_400.0),
-        _ => (text, 1.0),
-    };
-    match number.parse::<f64>() {
-        Ok(n) if n > 0.0 && n * unit < 1e10 => Ok(n * unit),
+    match span(text) {
+        Some(seconds) if seconds > 0.0 => Ok(seconds),
         _ => Err(Fault::new(
             format!("“{text}” is no time span"),
-            "give a number with s, m, h or d, such as 90s or 10m",
+            "give a number with ms, s, m, h or d, such as 90s or 10m",
         )),
     }
+}
+
+/// The same, where 0 means something.
+pub(super) fn span(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 5] = [
+        ("ms", 0.001),
+        ("s", 1.0),
+        ("m", 60.0),
+        ("h", 3600.0),
+        ("d", 86_400.0),
+    ];
+    let unit =
+        (UNITS.iter()).find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)));
+    let (number, seconds) = unit.unwrap_or((text, 1.0));
+    let number = number.trim_end().parse::<f64>().ok()?;
+    (number >= 0.0 && number * seconds < 1e10).then_some(number * seconds)
+}
+
+/// Days, as `7d` or `7`; 0 for never.
+pub(super) fn parse_days(text: &str) -> Result<u32, Fault> {
+    let days = text.strip_suffix('d').unwrap_or(text).trim_end();
+    days.parse().map_err(|_| {
+        Fault::new(
+            format!("“{text}” is no number of days"),
+            "give one such as 7d, or 0",
+        )
+    })
 }
 
 #[derive(Clone, Debug, Args)]

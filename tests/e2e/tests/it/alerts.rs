@@ -506,7 +506,9 @@ fn a_failing_drive_under_a_disk_and_a_daemon_that_is_gone_are_mailed() -> Result
             "{}",
             mails[0]
         );
-        let status = hearth.ok(&["status"])?;
+        let out = hearth.hearth(&["status"])?;
+        let status = String::from_utf8(out.stdout)?;
+        ensure!(out.status.code() == Some(1), "health is failed: {status}");
         ensure!(status.contains("takes no writes any more"), "{status}");
     } else {
         eprintln!("the test directory lies on no drive of this host; the drive's part is skipped");

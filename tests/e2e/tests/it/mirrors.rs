@@ -465,6 +465,48 @@ fn legs_come_and_go_under_a_load() -> Result<()> {
     writer.check(&mut hearth.connect("d")?)
 }
 
+/// Each replacement that is called off leaves as many legs as there were; one that was killed is brought to its end by the same
+/// command.
+#[test]
+fn replacements_called_off_leave_no_legs() -> Result<()> {
+    let (hearth, a, b) = two_legs()?;
+    add(&hearth, &[path(&a), path(&b)], &["--mode", "off"])?;
+    wait_states(&hearth, &["current", "current"])?;
+    hearth.connect("d")?.write(0, &[1; BLOCK])?;
+    // No copy gets anywhere.
+    hearth.ok(&["disk", "mirror", "d", "--pause"])?;
+    let c = blank(&hearth, "c")?;
+    let replace = || -> Result<std::process::Child> {
+        let replace = std::process::Command::new(hearth_rig::daemon::binary()?)
+            .args(["disk", "replace", "d", path(&b), path(&c), "--run-dir"])
+            .arg(hearth.run_dir())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()?;
+        wait::until("the new leg is there", LIMIT, || {
+            (states(&hearth).ok()?.len() == 3).then_some(())
+        })?;
+        Ok(replace)
+    };
+    for _ in 0..9 {
+        let mut replace = replace()?;
+        // SAFETY: a signal to a child that was not waited for.
+        unsafe { libc::kill(replace.id() as i32, libc::SIGINT) };
+        ensure!(replace.wait()?.code() == Some(130));
+        ensure!(states(&hearth)? == ["current", "current"]);
+    }
+    let mut replace = replace()?;
+    replace.kill()?;
+    replace.wait()?;
+    ensure!(states(&hearth)?.len() == 3);
+    hearth.ok(&["disk", "mirror", "d", "--resume"])?;
+    hearth.ok(&["disk", "replace", "d", path(&b), path(&c)])?;
+    wait_states(&hearth, &["current", "current"])?;
+    let shown = hearth.ok(&["disk", "show", "d"])?;
+    ensure!(!shown.contains(&format!("{}:", path(&b))), "{shown}");
+    Ok(())
+}
+
 /// A copy that is paused waits, over a stop and a kill, and goes on from where it was when it is told to.
 #[test]
 fn a_paused_copy_waits_over_restarts() -> Result<()> {

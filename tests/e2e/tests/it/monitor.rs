@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hearth_rig::daemon::path;
 use hearth_rig::monitor::Monitor;
 use hearth_rig::{Hearth, wait};
@@ -38,6 +38,75 @@ fn it_tells_a_daemon_that_hangs_from_one_that_is_gone_and_finds_it_again() -> Re
     monitor.end()?;
     // The daemon has not noticed.
     hearth.ok(&["disk", "list"])?;
+    Ok(())
+}
+
+/// A RAID controller hides its drives behind one device: each is asked with a type of its own.
+#[test]
+fn drives_behind_controller_are_judged_one_by_one() -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let hearth = Hearth::serving("64M")?;
+    let programs = hearth.dir().join("bin");
+    std::fs::create_dir(&programs)?;
+    let smartctl = programs.join("smartctl");
+    let script = r#"#!/bin/sh
+case "$*" in
+*--scan*) echo '{"devices":[{"name":"/dev/bus/999","type":"megaraid,0"}]}' ;;
+*"-d megaraid,1 "*) echo '{"model_name":"Bad","smart_status":{"passed":false}}'; exit 8 ;;
+*"-d "*) echo '{"model_name":"Good","smart_status":{"passed":true}}' ;;
+*) echo '{"smartctl":{"messages":[{"string":"please try adding -d megaraid,N"}]}}'; exit 2 ;;
+esac
+"#;
+    std::fs::write(&smartctl, script)?;
+    std::fs::set_permissions(&smartctl, std::fs::Permissions::from_mode(0o755))?;
+    let devices = |report: &Value| -> Vec<Value> {
+        let items = report["items"].as_array().into_iter().flatten();
+        items.filter(|i| i["kind"] == "device").cloned().collect()
+    };
+    let judged = |args: &[&str]| -> Result<Vec<Value>> {
+        let monitor = Monitor::start_with(&hearth, args, Some(&programs))?;
+        let report = monitor.until("devices are judged", "/v1/health", |report| {
+            let mut items = report["items"].as_array().into_iter().flatten();
+            items.any(|i| i["kind"] == "file-system")
+        })?;
+        monitor.end()?;
+        Ok(devices(&report))
+    };
+    let found = judged(&[])?;
+    let Some(first) = found.first() else {
+        println!("SKIPPED drives behind a controller: the test directory lies on no drive");
+        return Ok(());
+    };
+    let reason = &first["reasons"][0];
+    ensure!(
+        first["condition"] == "unknown" && reason["code"] == "smart-none",
+        "{first}"
+    );
+    ensure!(
+        reason["remedy"]
+            .as_str()
+            .is_some_and(|r| r.contains("[drives]")),
+        "{first}"
+    );
+    let name = first["name"].as_str().context("a name")?;
+    let config = hearth.dir().join("hearth.toml");
+    std::fs::write(
+        &config,
+        format!("[drives]\n{name} = [\"megaraid,0\", \"megaraid,1\"]\n"),
+    )?;
+    let found = judged(&["--config", path(&config)])?;
+    for (kind, condition, model) in [
+        ("megaraid,0", "healthy", "Good"),
+        ("megaraid,1", "failed", "Bad"),
+    ] {
+        let called = format!("{name} {kind}");
+        let item = found.iter().find(|i| i["name"] == called.as_str());
+        let item = item.with_context(|| format!("no {called} in {found:?}"))?;
+        ensure!(
+            item["condition"] == condition && item["about"] == model,
+            "{item}"
+        );
+    }
     Ok(())
 }
 
@@ -113,6 +182,26 @@ fn health_tells_a_daemon_that_was_stopped_from_one_that_was_killed() -> Result<(
         "{status}"
     );
     ensure!(!status.contains("second service is not there"), "{status}");
+    let out = hearth.hearth(&["health"])?;
+    ensure!(matches!(out.status.code(), Some(0 | 1)), "{out:?}");
+    // One number under one name, wherever it is asked.
+    let json = |args: &[&str]| -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(
+            &hearth.ok(&[args, &["--json"]].concat())?,
+        )?)
+    };
+    let capacity = json(&["stats"])?["pool"]["capacity"].clone();
+    ensure!(capacity.as_u64() > Some(0), "{capacity}");
+    ensure!(json(&["pool", "show"])?["capacity"] == capacity);
+    ensure!(json(&["status"])?["pool"]["capacity"] == capacity);
+    ensure!(json(&["advise"])?["capacity"] == capacity);
+    let metrics = json(&["metrics"])?;
+    let families = metrics["metrics"].as_array().context("families")?;
+    let family = families
+        .iter()
+        .find(|f| f["name"] == "hearth_pool_capacity_bytes");
+    let value = family.context("no capacity")?["samples"][0]["value"].as_f64();
+    ensure!(value == capacity.as_f64(), "{value:?}");
 
     hearth.kill9()?;
     judged("daemon", "daemon-down")?;
@@ -149,8 +238,25 @@ fn health_tells_a_daemon_that_was_stopped_from_one_that_was_killed() -> Result<(
         },
     )?;
     monitor.end()?;
-    let status = hearth.ok(&["status"])?;
+    let out = hearth.hearth(&["status"])?;
+    ensure!(out.status.code() == Some(1), "health is failed: {out:?}");
+    let status = String::from_utf8(out.stdout)?;
     ensure!(status.contains("second service is not there"), "{status}");
+    // The same for monitoring programs.
+    let out = hearth.hearth(&["health"])?;
+    let line = String::from_utf8(out.stdout)?;
+    ensure!(out.status.code() == Some(2), "{line}");
+    let start = "HEARTH CRITICAL - disk vm1: ";
+    ensure!(
+        line.starts_with(start) && line.lines().count() == 1,
+        "{line}"
+    );
+    let out = hearth.hearth(&["health", "--json"])?;
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout)?;
+    ensure!(
+        json["state"] == "CRITICAL" && json["exit_status"] == 2,
+        "{json}"
+    );
     ensure!(
         status.starts_with("health: failed") && status.contains("not served"),
         "{status}"
