@@ -24,6 +24,12 @@ const MARGIN: u64 = 64 << 20;
 /// Held by whoever changes what is swapped to.
 const LOCK: &str = "swap.lock";
 
+/// Of a control group's limit, one part in so many must be left, if that is less than [`MARGIN`].
+const MARGIN_PART: u64 = 16;
+
+/// Where control groups are.
+const GROUPS: &str = "/sys/fs/cgroup";
+
 const PROC: &str =
     "the host's /proc has to be there; run it on the host itself, not in a container";
 
@@ -375,6 +381,7 @@ impl Areas {
         let available = kernel::available()
             .map_err(|e| Fault::new(format!("cannot read /proc/meminfo: {e}"), PROC))?;
         fits(out, available, elsewhere)?;
+        fits_groups(out, &kernel::limited_groups(Path::new(GROUPS)))?;
         let foreign = self.ours().is_err();
         for noted in all {
             // Another host's file, or what is there under its name by now, is not ours to remove.
@@ -577,6 +584,26 @@ fn fits(out: u64, available: u64, elsewhere: u64) -> Result<()> {
     ))
 }
 
+/// The same in each control group with a limit. Other swap does not count: whether a group's pages may go there, the group says.
+fn fits_groups(out: u64, groups: &[kernel::Group]) -> Result<()> {
+    for group in groups {
+        let back = group.swapped.min(out);
+        let margin = MARGIN.min(group.limit / MARGIN_PART);
+        if back > 0 && group.used.saturating_add(back).saturating_add(margin) > group.limit {
+            return Err(Fault::new(
+                format!(
+                    "{back} bytes of the control group {} are swapped out, and {} of its limit of {} are free: the kernel would kill programs in it",
+                    group.dir.display(),
+                    group.limit.saturating_sub(group.used),
+                    group.limit
+                ),
+                "raise the group's memory limit, or stop a program or machine in it",
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// What the kernel swaps to of it. A loop device has another name after each boot, the device below it may have, and their old
 /// names may be another's: what is swapped to says itself which area it is. Names count only where it may not be looked at.
 fn user_of<'a>(noted: &Noted, used: &'a [InUse]) -> Option<&'a InUse> {
@@ -735,6 +762,21 @@ mod tests {
         assert_eq!(fits(100 << 20, 64 << 20, 100 << 20), Ok(()));
         let told = fits(100 << 20, 163 << 20, 0).unwrap_err();
         assert!(told.what.contains("104857600") && told.what.contains("170917888"));
+    }
+
+    #[test]
+    fn group_at_its_limit_refuses_reading_back() {
+        let group = kernel::Group {
+            dir: "/sys/fs/cgroup/memory/vm".into(),
+            limit: 1 << 30,
+            used: 900 << 20,
+            swapped: 200 << 20,
+        };
+        assert_eq!(fits_groups(0, std::slice::from_ref(&group)), Ok(()));
+        assert_eq!(fits_groups(60 << 20, std::slice::from_ref(&group)), Ok(()));
+        let told = fits_groups(200 << 20, &[group]).unwrap_err();
+        assert!(told.what.contains("209715200") && told.what.contains("/memory/vm"));
+        assert!(told.remedy.contains("limit"), "{told}");
     }
 
     #[test]

@@ -74,6 +74,77 @@ pub fn available() -> io::Result<u64> {
         .ok_or_else(|| io::Error::other("/proc/meminfo does not say what is available"))
 }
 
+/// A control group that limits the memory of its programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Bytes its programs, and those of the groups below, may have in memory.
+    pub limit: u64,
+    /// Bytes of it that are taken, without the pages of files that can be dropped.
+    pub used: u64,
+    /// Bytes of its programs that are swapped out.
+    pub swapped: u64,
+}
+
+/// A larger limit is none: version 1 has a number of that size for it.
+const LIMIT_MAX: u64 = 1 << 62;
+
+/// The control groups below `root` that have a limit and something swapped out. The kernel charges a page that is read back to
+/// the group that had it, whoever reads it, and kills programs of a group that is at its limit. A group may go while it is
+/// looked at, and is not listed then.
+pub fn limited_groups(root: &Path) -> Vec<Group> {
+    let mut found = Vec::new();
+    let mut dirs = vec![root.join("memory"), root.join("unified"), root.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        found.extend(group(&dir));
+        // The mounts of version 1 and of both together are in the list already.
+        if dir == root && !root.join("cgroup.controllers").exists() {
+            continue;
+        }
+        let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        let below = entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.extend(below.map(|e| e.path()));
+    }
+    found
+}
+
+fn group(dir: &Path) -> Option<Group> {
+    let text = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+    let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+    let v2 = dir.join("memory.max").exists();
+    let limit = number(if v2 {
+        "memory.max"
+    } else {
+        "memory.limit_in_bytes"
+    });
+    let limit = limit.filter(|limit| *limit < LIMIT_MAX)?;
+    let stat = text("memory.stat")?;
+    let of = |name: &str| {
+        let value = stat.lines().find_map(|l| l.strip_prefix(name))?;
+        value.trim().parse::<u64>().ok()
+    };
+    let (used, files, swapped) = match v2 {
+        true => (
+            number("memory.current")?,
+            ["inactive_file ", "active_file "],
+            number("memory.swap.current")?,
+        ),
+        false => (
+            number("memory.usage_in_bytes")?,
+            ["total_inactive_file ", "total_active_file "],
+            of("total_swap ")?,
+        ),
+    };
+    let files: u64 = files.into_iter().filter_map(of).sum();
+    (swapped > 0).then(|| Group {
+        dir: dir.to_owned(),
+        limit,
+        used: used.saturating_sub(files),
+        swapped,
+    })
+}
+
 /// Bytes that were ever swapped out to files and devices (`pswpout`); what is compressed in memory is not among them.
 pub fn swapped_out() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/vmstat")?;
@@ -171,6 +242,55 @@ mod tests {
         assert_eq!(pages_out("pswpin 3\n"), None);
         assert_eq!(pages_out("pswpout x\n"), None);
         assert!(swapped_out().is_ok());
+    }
+
+    #[test]
+    fn groups_of_both_versions_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |group: &str, files: &[(&str, &str)]| {
+            let group = dir.path().join(group);
+            std::fs::create_dir_all(&group).unwrap();
+            for (name, text) in files {
+                std::fs::write(group.join(name), text).unwrap();
+            }
+        };
+        let v1 = |limit| {
+            [
+                ("memory.limit_in_bytes", limit),
+                ("memory.usage_in_bytes", "90\n"),
+                (
+                    "memory.stat",
+                    "swap 0\ntotal_swap 70\ntotal_inactive_file 20\ntotal_active_file 10\n",
+                ),
+            ]
+        };
+        put("memory", &v1("9223372036854771712\n"));
+        put("memory/machine/vm", &v1("100\n"));
+        let v2 = |limit, swapped| {
+            [
+                ("memory.max", limit),
+                ("memory.current", "50\n"),
+                ("memory.swap.current", swapped),
+                ("memory.stat", "inactive_file 5\nactive_file 0\n"),
+            ]
+        };
+        put("unified/a", &v2("60\n", "7\n"));
+        put("unified/b", &v2("max\n", "7\n"));
+        put("unified/c", &v2("60\n", "0\n"));
+        let mut found = limited_groups(dir.path());
+        found.sort_by(|a, b| a.dir.cmp(&b.dir));
+        let group = |at: &str, limit, used, swapped| Group {
+            dir: dir.path().join(at),
+            limit,
+            used,
+            swapped,
+        };
+        let expected = [
+            group("memory/machine/vm", 100, 60, 70),
+            group("unified/a", 60, 45, 7),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(limited_groups(&dir.path().join("none")), []);
     }
 
     #[test]

@@ -163,6 +163,36 @@ fn memory_is_right_while_the_daemon_is_killed() -> Result<()> {
     Ok(())
 }
 
+/// A program in a control group at its limit is not killed for reading back what does not fit there, however much the host has.
+#[test]
+fn off_beyond_a_groups_limit_is_refused() -> Result<()> {
+    let test = "off_beyond_a_groups_limit_is_refused";
+    let Some(hearth) = daemon(test)? else {
+        return Ok(());
+    };
+    let Some(group) = Group::of(test, 64 * MIB)? else {
+        return Ok(());
+    };
+    let after = After::of(&hearth)?;
+    said(&hearth, &["on", "--size", "256M"])?;
+    let mut hog = group.hog(150)?;
+    hog.looked()?;
+    let told = refused(&hearth, &["off"])?;
+    ensure!(
+        told.contains("would kill programs in it")
+            && told.contains("raise the group's memory limit"),
+        "{told}"
+    );
+    hog.looked()?;
+    ensure!(area(&hearth)?["on"] == true && area(&hearth)?["stage"] == "used");
+    // With the limit raised it goes, and the program keeps what it has.
+    group.allow(512 * MIB)?;
+    said(&hearth, &["off"])?;
+    hog.looked()?;
+    ensure!(!after.area.exists());
+    Ok(())
+}
+
 #[test]
 fn a_boot_takes_it_up_again_and_nothing_else() -> Result<()> {
     let test = "a_boot_takes_it_up_again_and_nothing_else";
