@@ -383,6 +383,18 @@ impl Areas {
         fits(out, available, elsewhere)?;
         fits_groups(out, &kernel::limited_groups(Path::new(GROUPS)))?;
         let foreign = self.ours().is_err();
+        if !foreign && all.iter().any(|a| a.in_pool.is_some()) {
+            // Only the daemon takes a part of the pool back, and what was swapped off cannot be put back.
+            lender.lent().map_err(|e| {
+                Fault::new(
+                    format!(
+                        "the daemon has to take back its part of the pool, and cannot be asked: {}; nothing was changed",
+                        e.what
+                    ),
+                    "start the daemon with the pool, then use `hearth swap off` again",
+                )
+            })?;
+        }
         for noted in all {
             // Another host's file, or what is there under its name by now, is not ours to remove.
             if foreign {
@@ -713,7 +725,8 @@ mod tests {
         // Neither is swapped to again, nor forgotten, nor removed as a file.
         let told = areas.resume(&mut Nobody).unwrap();
         assert!(told[0].1.as_ref().unwrap_err().remedy.contains("swap off"));
-        assert!(areas.off(&mut Nobody).is_err());
+        let refused = areas.off(&mut Nobody).unwrap_err();
+        assert!(refused.what.contains("nothing was changed"), "{refused}");
         assert!(dir.path().join("flash.swap").exists());
         assert_eq!(areas.show().unwrap().len(), 1);
         // Another device by that name is not swapped to.

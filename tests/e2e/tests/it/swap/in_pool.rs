@@ -279,8 +279,14 @@ fn a_boot_finds_what_is_set_aside_in_a_pool() -> Result<()> {
     let noted = std::fs::read_to_string(hearth.dir().join("state/swap.json"))?;
     ensure!(noted.contains("\"version\": 2"), "{noted}");
 
-    // A boot: the kernel has forgotten all, and the daemon does not run yet.
+    // Only a daemon can take it back: without one it stays in use.
     hearth.stop()?;
+    let told = refused(&hearth, &["off"])?;
+    ensure!(told.contains("nothing was changed"), "{told}");
+    let still = area(&hearth)?;
+    ensure!(still["on"] == true && still["stage"] == "used", "{still}");
+
+    // A boot: the kernel has forgotten all, and the daemon does not run yet.
     swept.unused();
     ensure!(area(&hearth)?["on"] == false);
     said(&hearth, &["resume"])?;
