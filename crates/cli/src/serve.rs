@@ -82,7 +82,11 @@ fn options(
     });
     Ok(ServeOptions {
         daemon: Options {
-            flash,
+            // Other commands ask where the flash is, from other directories.
+            flash: flash
+                .iter()
+                .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
+                .collect(),
             threads: usize::from(args.threads.unwrap_or(0)),
             memory: args.memory.map(|s| s.0),
             destage_rate: args.destage_rate.map_or(0, |s| s.0),

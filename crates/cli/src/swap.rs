@@ -1,6 +1,7 @@
 //! `hearth swap`: swap of this host on the flash. The daemon is not in the way of a page; what is inside a pool it sets aside, and takes
 //! back, when it is asked to.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -203,10 +204,10 @@ impl Lender for Served {
     }
 }
 
-/// The flash file that was named, or the one that is served here.
-fn flash(global: &Global, args: &SwapOn) -> Result<PathBuf, Failure> {
+/// The flash file that was named, or the one that is served here; none where the pool is on a device.
+fn flash(global: &Global, args: &SwapOn) -> Result<Option<PathBuf>, Failure> {
     if let Some(path) = &args.flash {
-        return Ok(path.clone());
+        return Ok(Some(path.clone()));
     }
     let info: PoolInfo = Client::new(&global.dir()).get("/v1/pool").map_err(|e| {
         Error::unavailable(
@@ -214,11 +215,24 @@ fn flash(global: &Global, args: &SwapOn) -> Result<PathBuf, Failure> {
             "name the pool's flash file with --flash",
         )
     })?;
-    match &info.flash[..] {
-        [one] => Ok(PathBuf::from(one)),
-        _ => Err(Error::invalid(
+    let [one] = &info.flash[..] else {
+        return Err(Error::invalid(
             "the pool is not on one flash file",
             "name one of them with --flash, or use --in-pool",
+        )
+        .into());
+    };
+    let path = PathBuf::from(one);
+    // A path that leads nowhere from here says nothing of what the pool is on.
+    let kind = match path.is_absolute() {
+        true => std::fs::metadata(&path).map(|meta| meta.file_type()),
+        false => Err(std::io::ErrorKind::NotFound.into()),
+    };
+    match kind {
+        Ok(kind) => Ok((!kind.is_block_device()).then_some(path)),
+        Err(e) => Err(Error::invalid(
+            format!("the daemon's flash {one} cannot be looked at: {e}"),
+            "name it with --flash, or use --in-pool for a part of the pool",
         )
         .into()),
     }
@@ -235,7 +249,7 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
     }
     let flash = match args.in_pool {
         true => None,
-        false => Some(flash(global, args)?).filter(|flash| args.flash.is_some() || flash.is_file()),
+        false => flash(global, args)?,
     };
     if args.encrypt && flash.is_some() {
         return Err(Error::invalid(
@@ -259,11 +273,16 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
                 discard,
                 encrypt: args.encrypt,
             },
-            args.device.clone(),
+            absolute(args.device.as_deref()),
         ),
     };
     make(global, &mut areas, &wanted)?;
     show(global, &areas)
+}
+
+/// As the daemon finds it, whose directory is another.
+fn absolute(path: Option<&Path>) -> Option<PathBuf> {
+    path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
 }
 
 /// An area to be made.

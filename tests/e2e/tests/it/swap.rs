@@ -193,6 +193,28 @@ fn off_beyond_a_groups_limit_is_refused() -> Result<()> {
     Ok(())
 }
 
+/// A path that the daemon was given in its own directory is no reason to take a part of the pool.
+#[test]
+fn relative_flash_path_has_swap_beside_it() -> Result<()> {
+    let Some(mut hearth) = daemon("relative_flash_path_has_swap_beside_it")? else {
+        return Ok(());
+    };
+    let after = After::of(&hearth)?;
+    let _swept = in_pool::Swept::of(&hearth)?;
+    hearth.stop()?;
+    let flash = hearth.flash().to_owned();
+    let enter = format!("cd '{}' && exec \"$@\"", hearth.dir().display());
+    hearth.wrap = ["sh", "-c", &enter, "sh"].map(String::from).to_vec();
+    hearth.set_flash(flash.file_name().context("no name")?.into());
+    hearth.start()?;
+    let made = said(&hearth, &["on", "--size", "8M"])?;
+    ensure!(made["areas"][0]["in_pool"].is_null(), "{made}");
+    ensure!(after.area.exists(), "{made}");
+    said(&hearth, &["off"])?;
+    ensure!(!after.area.exists());
+    Ok(())
+}
+
 #[test]
 fn a_boot_takes_it_up_again_and_nothing_else() -> Result<()> {
     let test = "a_boot_takes_it_up_again_and_nothing_else";
