@@ -607,6 +607,7 @@ fn show(global: &Global, areas: &Areas) -> Outcome {
         before,
         now,
         why,
+        ..
     } in settings
     {
         println!("set: {} {now} (was {before}): {why}", path.display());

@@ -336,6 +336,9 @@ impl Areas {
     /// Sets what belongs to it and has the kernel swap to it.
     fn take(&mut self, noted: &Noted) -> Result<()> {
         for setting in tuning::wanted(&noted.path) {
+            // What was noted of a disk that had its name before is not set any more.
+            let settings = &mut self.notes.settings;
+            settings.retain(|s| s.path != setting.path || s.disk == setting.disk);
             // Where it is set already, by the area before, what was there before that counts.
             if !self.notes.settings.iter().any(|s| s.path == setting.path) {
                 self.notes.settings.push(setting.clone());

@@ -68,13 +68,22 @@ pub struct Notes {
     pub host: String,
     /// In the order in which they were made.
     pub areas: Vec<Noted>,
-    /// To be undone with the last area.
+    /// To be undone with the last area, in the boot in which they were set: another one begins without them, and other disks
+    /// may have the names of these.
     pub settings: Vec<Setting>,
+    /// The boot in which these were set.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    boot: String,
 }
 
 /// This host, as `machine-id(5)` names it.
 pub fn this_host() -> String {
     let id = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
+fn this_boot() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
 
@@ -86,6 +95,7 @@ impl Notes {
             host,
             areas: Vec::new(),
             settings: Vec::new(),
+            boot: String::new(),
         }
     }
 
@@ -116,7 +126,12 @@ impl Notes {
             }
             None => return Err(wrong("it has no version".into())),
         }
-        serde_json::from_value(value).map_err(|e| wrong(e.to_string()))
+        let mut notes: Notes = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
+        let boot = std::mem::take(&mut notes.boot);
+        if boot != this_boot() {
+            notes.settings.clear();
+        }
+        Ok(notes)
     }
 
     /// Stores them durably; with nothing to remember there is no file.
@@ -141,6 +156,9 @@ impl Notes {
             let new = dir.join(format!("{NAME}.new"));
             let mut file = File::create(&new)?;
             let mut notes = self.clone();
+            if !notes.settings.is_empty() {
+                notes.boot = this_boot();
+            }
             let any = |what: &dyn Fn(&Noted) -> bool| self.areas.iter().any(what);
             notes.version = match (any(&|a| a.encrypted), any(&|a| a.in_pool.is_some())) {
                 (true, _) => VERSION_ENCRYPTED,
@@ -184,6 +202,29 @@ mod tests {
         assert_eq!(Notes::read(&at, "other"), Ok(some()));
         Notes::none("h".into()).store(&at).unwrap();
         assert!(!at.join(NAME).exists());
+    }
+
+    #[test]
+    fn settings_of_another_boot_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut notes = some();
+        notes.settings.push(Setting {
+            path: "/sys/block/sdx/queue/rotational".into(),
+            before: "1".into(),
+            now: "0".into(),
+            why: "w".into(),
+            disk: Some(3),
+        });
+        notes.store(dir.path()).unwrap();
+        assert_eq!(Notes::read(dir.path(), "h"), Ok(notes));
+        let path = dir.path().join(NAME);
+        let text = fs::read_to_string(&path).unwrap();
+        for boot in ["another", ""] {
+            let other = text.replace(&this_boot(), boot);
+            assert_ne!(other, text);
+            fs::write(&path, other).unwrap();
+            assert_eq!(Notes::read(dir.path(), "h"), Ok(some()), "{boot}");
+        }
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub struct Setting {
     pub now: String,
     /// Why.
     pub why: String,
+    /// Number of the disk that it is a setting of (`diskseq`), which no other disk has in this boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<u64>,
 }
 
 /// What has to be changed for swap in the file system of `path`, and is not as it should be.
@@ -62,6 +65,7 @@ fn needed(page_cluster: PathBuf, queue: Option<&Path>) -> Vec<Setting> {
         let before = value(&text);
         let offered = !text.contains('[') || text.split_whitespace().any(|choice| choice == now);
         (before != now && offered).then(|| Setting {
+            disk: disk_of(&path),
             path,
             before,
             now: now.into(),
@@ -98,8 +102,22 @@ pub fn set(setting: &Setting) -> io::Result<()> {
     std::fs::write(&setting.path, &setting.now)
 }
 
-/// Sets it back, unless somebody has set something else meanwhile.
+/// The number of the disk that a file in its `queue` is about, where the kernel gives it one (5.15). A loop device is the same
+/// whatever it shows, and its number is not.
+fn disk_of(setting: &Path) -> Option<u64> {
+    let disk = setting.parent()?.parent()?;
+    if disk.file_name()?.as_encoded_bytes().starts_with(b"loop") {
+        return None;
+    }
+    let number = std::fs::read_to_string(disk.join("diskseq")).ok()?;
+    number.trim().parse().ok()
+}
+
+/// Sets it back, unless somebody has set something else meanwhile, or another disk is there by now.
 pub fn undo(setting: &Setting) -> io::Result<()> {
+    if setting.disk != disk_of(&setting.path) {
+        return Ok(());
+    }
     if value(&std::fs::read_to_string(&setting.path)?) == setting.now {
         std::fs::write(&setting.path, &setting.before)?;
     }
@@ -118,6 +136,7 @@ mod tests {
             before: "3".into(),
             now: "0".into(),
             why: String::new(),
+            disk: None,
         };
         let read = || std::fs::read_to_string(&setting.path).unwrap();
         std::fs::write(&setting.path, "3\n").unwrap();
@@ -128,6 +147,31 @@ mod tests {
         std::fs::write(&setting.path, "2\n").unwrap();
         undo(&setting).unwrap();
         assert_eq!(read(), "2\n");
+    }
+
+    #[test]
+    fn another_disk_in_its_place_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let queue = dir.path().join("sdx/queue");
+        std::fs::create_dir_all(&queue).unwrap();
+        let page_cluster = dir.path().join("page-cluster");
+        let number = |n: &str| std::fs::write(dir.path().join("sdx/diskseq"), n).unwrap();
+        std::fs::write(queue.join("rotational"), "1\n").unwrap();
+        number("7\n");
+        let needed = needed(page_cluster, Some(&queue));
+        let [setting] = &needed[..] else {
+            panic!("{needed:?}")
+        };
+        assert_eq!(setting.disk, Some(7));
+        set(setting).unwrap();
+        // Flash that says so itself, under the name that the disk had.
+        number("8\n");
+        let read = || std::fs::read_to_string(queue.join("rotational")).unwrap();
+        undo(setting).unwrap();
+        assert_eq!(read(), "0");
+        number("7\n");
+        undo(setting).unwrap();
+        assert_eq!(read(), "1");
     }
 
     #[test]

@@ -238,10 +238,13 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         assert_eq!(info(tmp.path()).unwrap(), SwapInfo::default());
         let host = hearth_swap::notes::this_host();
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let boot = boot.trim();
         let text = format!(
             r#"{{"version":1,"host":{host:?},"areas":[{{"path":"/none/flash.swap","size":8388608,
             "uuid":"67e55044-10b1-426f-9247-bb680e5fe0c8","priority":100,"discard":"off","stage":"used"}}],
-            "settings":[{{"path":"/proc/sys/vm/page-cluster","before":"3","now":"0","why":"flash"}}]}}"#
+            "settings":[{{"path":"/proc/sys/vm/page-cluster","before":"3","now":"0","why":"flash"}}],
+            "boot":{boot:?}}}"#
         );
         std::fs::write(tmp.path().join("swap.json"), text).unwrap();
         let told = info(tmp.path()).unwrap();

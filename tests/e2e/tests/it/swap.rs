@@ -250,6 +250,27 @@ fn a_boot_takes_it_up_again_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
+/// A boot ends all settings: what has such a value afterwards was set by somebody else, or is another disk's.
+#[test]
+fn settings_of_another_boot_stay_as_found() -> Result<()> {
+    let Some(hearth) = daemon("settings_of_another_boot_stay_as_found")? else {
+        return Ok(());
+    };
+    let after = After::of(&hearth)?;
+    std::fs::write(PAGE_CLUSTER, "3")?;
+    let flash = hearth.flash().display().to_string();
+    said(&hearth, &["on", "--size", "8M", "--flash", &flash])?;
+    ensure!(page_cluster()? == "0");
+    swapoff(&after.area);
+    let path = hearth.dir().join("state/swap.json");
+    let mut noted: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    noted["boot"] = "another".into();
+    std::fs::write(&path, noted.to_string())?;
+    said(&hearth, &["off"])?;
+    ensure!(!after.area.exists() && page_cluster()? == "0");
+    Ok(())
+}
+
 #[test]
 fn taking_it_away_can_be_called_off() -> Result<()> {
     let test = "taking_it_away_can_be_called_off";
