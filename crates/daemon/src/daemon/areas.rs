@@ -155,11 +155,9 @@ impl Daemon {
         };
         let what = format!("set {} of {} aside for swap", human(bytes), device.path);
         self.reshaping.begin(what.clone(), Stage::Emptying)?;
-        if let Err(why) = self.engine.begin_area(area) {
-            self.reshaping.end(Err(refused(why)));
-            return Err(refused(why));
-        }
         self.work_on_area(what, move |daemon| {
+            daemon.wait_dirty(area.segments, bytes)?;
+            daemon.engine.begin_area(area).map_err(refused)?;
             let emptied = daemon.wait_empty();
             daemon.reshaping.stage(Stage::Listing);
             // Somebody may have been promised something meanwhile, or has been kept more.

@@ -501,21 +501,10 @@ impl Daemon {
                 return Err(no_room("nothing comes free any more, and "));
             }
             let gone = u64::from(how.segments.saturating_sub(how.left));
-            if !self
-                .reshaping
-                .tell(gone * segment, u64::from(how.segments) * segment)
-            {
-                return Err(called_off());
-            }
             if how.left == 0 {
                 return Ok(());
             }
-            if self.cache_is_off() {
-                return Err(Error::unavailable(
-                    "the pool's flash takes no writes any more",
-                    "`hearth pool show` says why",
-                ));
-            }
+            self.may_go_on(gone * segment, u64::from(how.segments) * segment)?;
             if how.left == how.unreadable {
                 return Err(Error::unavailable(
                     format!(
@@ -525,9 +514,46 @@ impl Daemon {
                     "put another device in its place with `hearth pool replace-flash`",
                 ));
             }
-            if self.stopping.load(Ordering::Relaxed) {
-                return Err(called_off());
+            self.poke();
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Records how far it is. An error if it was called off, or cannot go on.
+    fn may_go_on(&self, done: u64, total: u64) -> Result<()> {
+        if !self.reshaping.tell(done, total) || self.stopping.load(Ordering::Relaxed) {
+            return Err(called_off());
+        }
+        match self.cache_is_off() {
+            false => Ok(()),
+            true => Err(Error::unavailable(
+                "the pool's flash takes no writes any more",
+                "`hearth pool show` says why",
+            )),
+        }
+    }
+
+    /// Waits until what is dirty has room in the pool without so many segments. Were they taken at once, all writers would
+    /// stand still until the origins had the rest.
+    pub(super) fn wait_dirty(&self, segments: u32, bytes: u64) -> Result<()> {
+        let mut patience = Patience::new(Instant::now());
+        loop {
+            let (dirty, room) = self.engine.dirty_without(segments);
+            if dirty <= room {
+                return Ok(());
             }
+            if patience.is_over(0, dirty, Instant::now()) {
+                return Err(Error::refused(
+                    format!(
+                        "{} wait for the origins and become no less; without the {} that are to be set aside, clients would have to wait for room from {} on",
+                        human(dirty * BLOCK),
+                        human(bytes),
+                        human(room * BLOCK)
+                    ),
+                    "give a smaller --size, or wait until the origins have more of what is dirty (`hearth disk flush`)",
+                ));
+            }
+            self.may_go_on(0, bytes)?;
             self.poke();
             std::thread::sleep(LOOK);
         }

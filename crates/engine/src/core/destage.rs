@@ -162,7 +162,8 @@ impl Core {
         self.quiescing && self.flash.takes_writes()
     }
 
-    fn haste_percent(&self) -> u32 {
+    /// From so many in a hundred on, writers are slowed down.
+    pub fn haste_percent(&self) -> u32 {
         self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT)
     }
 

@@ -100,6 +100,16 @@ impl Engine {
         self.core().flash.sb.room_for_area(device, segments)
     }
 
+    /// Blocks that wait for their origins, and how many may before writers are slowed down, once so many segments fewer take writes.
+    pub fn dirty_without(&self, segments: u32) -> (u64, u64) {
+        let core = self.core();
+        let log = &core.flash.log;
+        let gone = u64::from(segments) * log.segment_room() / log.copies_of_dirty();
+        let capacity = core.dirty_capacity_blocks().saturating_sub(gone);
+        let room = core.dirty_room_of(capacity, core.haste_percent());
+        (core.dirty_total, room)
+    }
+
     /// Something that changes with everything that is written to a segment; none while something is on its way there. Whoever
     /// reads a segment between two equal answers has read what is in it.
     pub fn touched(&self, seg: u32) -> Option<u64> {

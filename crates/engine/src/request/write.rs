@@ -425,7 +425,12 @@ impl Core {
     /// Blocks that may be dirty and wait for their origins, where so many in a hundred of flash may: what is
     /// promised to disks that live on flash is taken from that, but not all of it.
     pub fn dirty_room(&self, percent: u32) -> u64 {
-        let all = self.dirty_capacity_blocks() * u64::from(percent) / 100;
+        self.dirty_room_of(self.dirty_capacity_blocks(), percent)
+    }
+
+    /// The same of a flash with so many blocks for that.
+    pub fn dirty_room_of(&self, capacity: u64, percent: u32) -> u64 {
+        let all = capacity * u64::from(percent) / 100;
         let kept = self.totals.kept_blocks;
         all.saturating_sub(kept).max(all / 4)
     }
