@@ -1,5 +1,6 @@
 //! A pool on flash, outside the data path: creating it, looking at it, changing its registry.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -108,12 +109,27 @@ pub(crate) fn is_erased(error: &FormatError) -> bool {
     )
 }
 
-/// Is neither superblock of a device there any more? One that does not answer says nothing of that. It is looked at
-/// twice, as one may just be written.
-pub(crate) fn has_no_superblock(device: &Arc<Device>) -> bool {
+/// What has become of a device that has neither superblock any more.
+pub(crate) enum Bare {
+    /// Something else is there.
+    Erased,
+    /// It answers with errors, of which this is one.
+    Dead(io::Error),
+}
+
+/// Has neither superblock of a device been left, or can neither be read? One that does not answer says nothing of that. It is
+/// looked at twice, as one may just be written.
+pub(crate) fn bare(device: &Arc<Device>) -> Option<Bare> {
     let mut device = device.clone();
-    let mut gone = || Superblock::load_any(&mut device).is_err_and(|e| is_erased(&e));
-    gone() && gone()
+    let mut look = || match Superblock::load_any(&mut device) {
+        Err(e) if is_erased(&e) => Some(Bare::Erased),
+        Err(FormatError::Io { source, .. }) if hearth_io::is_dead(&source) => {
+            Some(Bare::Dead(source))
+        }
+        _ => None,
+    };
+    look()?;
+    look()
 }
 
 /// Why the tables of a pool whose superblock is there cannot be used.
@@ -342,7 +358,7 @@ impl Pool {
         }
         let others = self.flash.iter().zip(self.flash.paths()).skip(1);
         let mut others = others.filter(|(device, _)| answers(device));
-        let erased = others.find(|(device, _)| has_no_superblock(device));
+        let erased = others.find(|(device, _)| matches!(bare(device), Some(Bare::Erased)));
         erased.map(|(_, path)| path)
     }
 

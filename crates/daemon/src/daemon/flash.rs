@@ -21,6 +21,7 @@ use super::{Daemon, StopReason, lock};
 use crate::degraded::Degraded;
 use crate::error::Error;
 use crate::notify::Notify;
+use crate::pool::{Bare, bare};
 use crate::size::human;
 use crate::workers::{Class, Spot};
 
@@ -239,17 +240,26 @@ impl Daemon {
         let (mut gone, mut moved, mut lacks) = (None, None, off.then_some(0u64));
         let (mut blamed, mut erased) = (Vec::new(), None);
         for (place, device) in (0..).zip(flash.iter()) {
-            if flash.is_lost(place) || off || !crate::pool::has_no_superblock(device) {
+            if flash.is_lost(place) || off {
                 continue;
             }
+            let Some(bare) = bare(device) else {
+                continue;
+            };
             if flash.are_twice() && flash.can_lose(place) {
                 flash.suspect(place);
                 continue;
             }
             let path = device.path().display();
-            let how = format!("{path} was erased or written over while in use");
+            let how = match bare {
+                Bare::Erased => {
+                    erased.get_or_insert(device.path().to_owned());
+                    format!("{path} was erased or written over while in use")
+                }
+                // With nobody at work on it no other error says so, and the kernel may swap there.
+                Bare::Dead(e) => format!("{path} cannot be read any more: {e}"),
+            };
             gone = Some((how, FlashFault::Broken));
-            erased.get_or_insert(device.path().to_owned());
             blamed.push(place);
         }
         let mut files = 0;

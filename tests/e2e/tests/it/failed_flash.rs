@@ -30,6 +30,31 @@ fn state(hearth: &Hearth) -> Result<String> {
     Ok(state.to_owned())
 }
 
+/// No request says so while nobody asks for anything, and the kernel may swap to a part of it.
+#[test]
+fn dead_flash_is_noticed_while_idle() -> Result<()> {
+    if let Some(missing) = mounted::missing() {
+        println!("SKIPPED dead_flash_is_noticed_while_idle: no {missing}");
+        return Ok(());
+    }
+    let mut hearth = Hearth::bare()?;
+    let under = hearth.dir().join("under.img");
+    File::create(&under)?.set_len(160 << 20)?;
+    let mount = mounted::Mounted::new(hearth.dir(), "f", &under, 0)?;
+    hearth.ok(&["pool", "create", "--flash", mount.path()])?;
+    hearth.set_flash(mount.path().into());
+    hearth.start()?;
+    ensure!(state(&hearth)? == "serving");
+    mount.fail(true)?;
+    wait::until("it is noticed", LIMIT, || {
+        (state(&hearth).ok()? == "failed").then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    let shown = hearth.ok(&["pool", "show"])?;
+    ensure!(shown.contains("cannot be read any more"), "{shown}");
+    Ok(())
+}
+
 #[test]
 fn flash_fails_under_a_running_daemon() -> Result<()> {
     // A daemon told of a write beyond the limit by a signal would end; ignored ones stay so in
