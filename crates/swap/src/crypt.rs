@@ -134,6 +134,21 @@ mod tests {
         assert_eq!(close(uuid), Ok(()));
     }
 
+    /// What `available` and `open` use has to be there under the unit that takes swap up after a boot.
+    #[test]
+    fn packaged_unit_allows_encryption() {
+        let unit = include_str!("../../../packaging/systemd/hearth-swap.service");
+        let says = |line: &str| assert!(unit.lines().any(|l| l == line), "no {line}");
+        says("DevicePolicy=closed");
+        says("DeviceAllow=/dev/mapper/control rw");
+        says("ProtectKernelModules=yes");
+        says("Wants=modprobe@dm_crypt.service");
+        let after = unit.lines().find_map(|l| l.strip_prefix("After="));
+        assert!(
+            after.is_some_and(|all| all.split(' ').any(|one| one == "modprobe@dm_crypt.service"))
+        );
+    }
+
     #[test]
     fn it_is_refused_where_something_is_missing_for_it() {
         let none = || Err(io::ErrorKind::NotFound.into());
