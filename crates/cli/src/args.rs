@@ -38,7 +38,7 @@ pub use rescue::Rescue;
 pub use serve::{LockMemory, LogFormat, Serve, Tls};
 pub use settings::Settings;
 pub use simulate::{Log, Simulate, WriteTo};
-pub use swap::{Discard, Swap, SwapOn, SwapResize, SwapState};
+pub use swap::{Discard, Swap, SwapOn, SwapState};
 pub use trace::{Trace, TraceConvert, TraceInfo, TraceRecord, TraceReplay};
 
 /// A size in bytes, as `4K`, `512M` or `1.5G`.

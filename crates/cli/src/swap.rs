@@ -16,11 +16,11 @@ use hearth_daemon::size::human;
 use hearth_fault::Fault;
 use hearth_swap::areas::Shown;
 use hearth_swap::kernel;
-use hearth_swap::tuning::Setting;
-use hearth_swap::{Areas, Lender, Lent, Noted, Request, RequestInPool, Uuid, area};
+use hearth_swap::tuning::{self, Setting};
+use hearth_swap::{Areas, Lender, Lent, Request, Uuid};
 use serde::Serialize;
 
-use crate::args::{self, Global, SwapOn, SwapResize, SwapState};
+use crate::args::{self, Global, SwapOn, SwapState};
 use crate::interrupt::Interrupt;
 use crate::status::StatusLine;
 use crate::table::{Table, plain};
@@ -33,7 +33,6 @@ pub fn run(global: &Global, command: args::Swap) -> Outcome {
     match command {
         args::Swap::On(args) => on(global, &args),
         args::Swap::Off(state) => off(global, &state),
-        args::Swap::Resize(args) => resize(global, &args),
         args::Swap::Show(state) => show(global, &open(&state)?),
         args::Swap::Resume(state) => resume(global, &state),
     }
@@ -244,6 +243,13 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
         args::Discard::Once => kernel::Discard::Once,
         args::Discard::Pages => kernel::Discard::Pages,
     };
+    if args.zswap && tuning::zswap().is_none() {
+        return Err(Error::invalid(
+            "this kernel has no zswap",
+            "leave --zswap out, or use a kernel with it",
+        )
+        .into());
+    }
     if args.encrypt {
         hearth_swap::crypt::available().map_err(wrong)?;
     }
@@ -259,81 +265,56 @@ fn on(global: &Global, args: &SwapOn) -> Outcome {
         .into());
     }
     let mut areas = open_to_change(&args.state)?;
-    let wanted = match flash {
-        Some(flash) => Wanted::Beside(Request {
-            flash,
-            size: args.size.0,
-            priority: args.priority,
-            discard,
-        }),
-        None => Wanted::Inside(
-            RequestInPool {
-                size: args.size.0,
-                priority: args.priority,
-                discard,
-                encrypt: args.encrypt,
-            },
-            absolute(args.device.as_deref()),
-        ),
+    let request = Request {
+        size: args.size.0,
+        priority: args.priority,
+        discard,
+        encrypt: args.encrypt,
+        zswap: args.zswap,
     };
-    make(global, &mut areas, &wanted)?;
-    show(global, &areas)
-}
-
-/// As the daemon finds it, whose directory is another.
-fn absolute(path: Option<&Path>) -> Option<PathBuf> {
-    path.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
-}
-
-/// An area to be made.
-#[derive(Clone)]
-enum Wanted {
-    /// A file beside the flash.
-    Beside(Request),
-    /// A part of the pool, on this device or any.
-    Inside(RequestInPool, Option<PathBuf>),
-}
-
-impl Wanted {
-    /// The same area in another size.
-    fn like(noted: &Noted, device: Option<PathBuf>, size: u64) -> Wanted {
-        match &noted.in_pool {
-            Some(_) => Wanted::Inside(
-                RequestInPool {
-                    size,
-                    priority: noted.priority,
-                    discard: noted.discard,
-                    encrypt: noted.encrypted,
-                },
-                device,
-            ),
-            None => Wanted::Beside(Request {
-                flash: area::beside_what(&noted.path),
-                size,
-                priority: noted.priority,
-                discard: noted.discard,
-            }),
-        }
+    make(
+        global,
+        &mut areas,
+        &request,
+        flash.as_deref(),
+        args.device.as_deref(),
+    )?;
+    show(global, &areas)?;
+    if !global.json && tuning::zswap() == Some(false) {
+        println!(
+            "zswap is off; `hearth swap off` and `hearth swap on --zswap` compress pages in memory first, so that fewer are written to the flash"
+        );
     }
+    Ok(())
 }
 
-fn make(global: &Global, areas: &mut Areas, wanted: &Wanted) -> Result<(), Failure> {
+/// Makes it beside a flash file, or else inside the pool, on this device or any.
+fn make(
+    global: &Global,
+    areas: &mut Areas,
+    request: &Request,
+    flash: Option<&Path>,
+    device: Option<&Path>,
+) -> Result<(), Failure> {
     let interrupt = Interrupt::watch();
     // In a script it may wait for minutes, too.
     let mut line = StatusLine::new(!global.json)
         .quiet_for(Duration::from_secs(1))
         .lines_every(Duration::from_secs(10));
-    let doing = match wanted {
-        Wanted::Beside(_) => "writing",
-        Wanted::Inside(..) => "making room",
+    let doing = match flash {
+        Some(_) => "writing",
+        None => "making room",
     };
     let mut goes_on = |done, all| {
         line.show(|| format!("{doing}: {} of {}", human(done), human(all)));
         !interrupt.hit()
     };
-    let made = match wanted {
-        Wanted::Beside(request) => areas.on(request, &mut goes_on),
-        Wanted::Inside(request, device) => {
+    let made = match flash {
+        Some(flash) => areas.on(flash, request, &mut goes_on),
+        None => {
+            // As the daemon finds it, whose directory is another.
+            let device =
+                device.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
             let mut daemon = Served::of(global, device.as_deref());
             areas.on_in_pool(request, &mut daemon, &mut goes_on)
         }
@@ -355,63 +336,6 @@ fn off(global: &Global, state: &SwapState) -> Outcome {
     }
     println!("no swap of Hearth's is left, and what was set for it is as before");
     Ok(())
-}
-
-/// The kernel reads the size of an area once, so it is taken away and made anew.
-fn resize(global: &Global, args: &SwapResize) -> Outcome {
-    let mut areas = open_to_change(&args.state)?;
-    let shown = areas.show().map_err(wrong)?;
-    let noted = match &shown[..] {
-        [one] => one.noted.clone(),
-        [] => {
-            return Err(Error::invalid(
-                "there is no swap of Hearth's",
-                "`hearth swap on --size` makes some",
-            )
-            .into());
-        }
-        several => {
-            return Err(Error::invalid(
-                format!("there are {} areas, and no telling which", several.len()),
-                "take them away with `hearth swap off`, and make them anew with `hearth swap on`",
-            )
-            .into());
-        }
-    };
-    // Where its device is now: names change.
-    let device = match &noted.in_pool {
-        Some(lent) => {
-            let mut all = Served::of(global, None).lent().map_err(wrong)?.into_iter();
-            all.find(|l| l.is_same(lent)).map(|l| l.flash)
-        }
-        None => None,
-    };
-    let before = Wanted::like(&noted, device.clone(), noted.size);
-    let wanted = Wanted::like(&noted, device, args.size.0);
-    take_away(global, &mut areas)?;
-    let Err(failed) = make(global, &mut areas, &wanted) else {
-        return show(global, &areas);
-    };
-    // What there was is better than none, and had room.
-    match make(global, &mut areas, &before) {
-        Ok(()) => Err(and(failed, "it is as large as before")),
-        Err(_) => Err(and(
-            failed,
-            "nor could it be made as large as before: there is none now",
-        )),
-    }
-}
-
-/// A failure, and what there is after it.
-fn and(failed: Failure, now: &str) -> Failure {
-    match failed {
-        Failure::Error(mut e) => {
-            e.what = format!("{}; {now}", e.what);
-            Failure::Error(e)
-        }
-        Failure::Interrupted(_) => Failure::Interrupted(Fault::bare(format!("called off; {now}"))),
-        Failure::Said => Failure::Said,
-    }
 }
 
 /// Reads back what is swapped out, and takes the areas away.

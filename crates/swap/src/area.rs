@@ -61,14 +61,6 @@ pub fn beside(flash: &Path) -> Result<PathBuf> {
     Ok(flash.with_file_name(name))
 }
 
-/// The flash file that an area is [`beside`].
-pub fn beside_what(area: &Path) -> PathBuf {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let bytes = area.as_os_str().as_bytes();
-    let flash = bytes.strip_suffix(SUFFIX.as_bytes()).unwrap_or(bytes);
-    PathBuf::from(std::ffi::OsString::from_vec(flash.to_vec()))
-}
-
 /// Is there room for it?
 pub fn room(path: &Path, size: u64) -> Result<()> {
     use std::os::unix::ffi::OsStrExt;

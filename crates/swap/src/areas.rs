@@ -36,27 +36,32 @@ const PROC: &str =
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The pool's flash file.
-    pub flash: PathBuf,
-    /// Bytes.
+    /// Bytes; inside a pool made whole segments.
     pub size: u64,
     /// The kernel's.
     pub priority: u16,
     /// Is the device told of what is free?
     pub discard: Discard,
+    /// With a key that nobody knows; inside a pool only.
+    pub encrypt: bool,
+    /// Are pages compressed in memory first?
+    pub zswap: bool,
 }
 
-/// What is asked for inside a pool.
-#[derive(Clone, Debug)]
-pub struct RequestInPool {
-    /// Bytes; made whole segments of the pool.
-    pub size: u64,
-    /// The kernel's.
-    pub priority: u16,
-    /// Is the device told of what is free?
-    pub discard: Discard,
-    /// With a key that nobody knows.
-    pub encrypt: bool,
+impl Request {
+    fn noted(&self, path: PathBuf, size: u64, in_pool: Option<Lent>) -> Noted {
+        Noted {
+            path,
+            size,
+            uuid: Uuid::new_v4(),
+            priority: self.priority,
+            discard: self.discard,
+            stage: Stage::Making,
+            encrypted: self.encrypt && in_pool.is_some(),
+            in_pool,
+            zswap: self.zswap,
+        }
+    }
 }
 
 /// An area as it is.
@@ -137,31 +142,16 @@ impl Areas {
         Ok(each.collect())
     }
 
-    /// Makes an area and has the kernel swap to it. `goes_on` is called with bytes written and all; `false` calls it off, and
+    /// Makes an area beside a flash file and has the kernel swap to it. `goes_on` is called with bytes written and all; `false` calls it off, and
     /// nothing is left: `Ok(None)`.
     pub fn on(
         &mut self,
+        flash: &Path,
         request: &Request,
         goes_on: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Option<Noted>> {
-        self.ours()?;
-        let path = area::beside(&request.flash)?;
-        if let Some(known) = self.notes.areas.iter().find(|a| a.path == path) {
-            return Err(match known.stage {
-                Stage::Used => Fault::new(
-                    format!(
-                        "{} is an area of {} bytes already",
-                        path.display(),
-                        known.size
-                    ),
-                    "`hearth swap resize --size` changes its size",
-                ),
-                Stage::Making | Stage::Going => Fault::new(
-                    format!("{} was left half made or half gone", path.display()),
-                    "`hearth swap off` takes it away",
-                ),
-            });
-        }
+        self.none_yet()?;
+        let path = area::beside(flash)?;
         let size = request.size / 4096 * 4096;
         if size < area::SIZE_MIN {
             return Err(Fault::new(
@@ -176,16 +166,7 @@ impl Areas {
                 "remove it if nobody needs it",
             ));
         }
-        let noted = Noted {
-            path: path.clone(),
-            size,
-            uuid: Uuid::new_v4(),
-            priority: request.priority,
-            discard: request.discard,
-            stage: Stage::Making,
-            in_pool: None,
-            encrypted: false,
-        };
+        let noted = request.noted(path.clone(), size, None);
         self.notes.areas.push(noted.clone());
         self.notes.store(&self.dir)?;
         let made = area::write(&path, size, goes_on).and_then(|whole| {
@@ -210,17 +191,11 @@ impl Areas {
     /// and then, in a file, while it is written.
     pub fn on_in_pool(
         &mut self,
-        request: &RequestInPool,
+        request: &Request,
         lender: &mut dyn Lender,
         goes_on: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Option<Noted>> {
-        self.ours()?;
-        if self.notes.areas.iter().any(|a| a.in_pool.is_some()) {
-            return Err(Fault::new(
-                "a part of the pool is set aside for swap already",
-                "`hearth swap resize --size` changes its size",
-            ));
-        }
+        self.none_yet()?;
         if request.size < area::SIZE_MIN {
             return Err(Fault::new(
                 format!("{} bytes are too few for swap", request.size),
@@ -256,21 +231,12 @@ impl Areas {
 
     fn use_lent(
         &mut self,
-        request: &RequestInPool,
+        request: &Request,
         lent: &Lent,
         goes_on: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Option<Noted>> {
         lent.check_discard(request.discard == Discard::Off)?;
-        let mut noted = Noted {
-            path: PathBuf::new(),
-            size: lent.bytes,
-            uuid: Uuid::new_v4(),
-            priority: request.priority,
-            discard: request.discard,
-            stage: Stage::Making,
-            in_pool: Some(lent.clone()),
-            encrypted: request.encrypt,
-        };
+        let mut noted = request.noted(PathBuf::new(), lent.bytes, Some(lent.clone()));
         self.notes.areas.push(noted.clone());
         self.notes.store(&self.dir)?;
         noted.path = lent.show()?;
@@ -335,7 +301,7 @@ impl Areas {
 
     /// Sets what belongs to it and has the kernel swap to it.
     fn take(&mut self, noted: &Noted) -> Result<()> {
-        for setting in tuning::wanted(&noted.path) {
+        for setting in tuning::wanted(&noted.path, noted.zswap) {
             // What was noted of a disk that had its name before is not set any more.
             let settings = &mut self.notes.settings;
             settings.retain(|s| s.path != setting.path || s.disk == setting.disk);
@@ -533,6 +499,23 @@ impl Areas {
         taken
     }
 
+    /// Refuses a second area: swap of one size in one place is all there is.
+    fn none_yet(&self) -> Result<()> {
+        self.ours()?;
+        let Some(known) = self.notes.areas.first() else {
+            return Ok(());
+        };
+        let what = match known.stage {
+            Stage::Used => format!("there is swap of {} bytes already", known.size),
+            Stage::Making | Stage::Going => "swap was left half made or half gone".to_owned(),
+        };
+        let at = known.path.display();
+        Err(Fault::new(
+            format!("{what}: {at}"),
+            "`hearth swap off` takes it away; then `hearth swap on` makes it anew, also in another size or place",
+        ))
+    }
+
     /// Are the notes this host's?
     fn ours(&self) -> Result<()> {
         if self.notes.areas.is_empty() || self.notes.host == this_host() {
@@ -653,6 +636,7 @@ mod tests {
             stage,
             in_pool: None,
             encrypted: false,
+            zswap: false,
         });
         notes.store(dir).unwrap();
         Areas::open(dir).unwrap()
@@ -702,6 +686,7 @@ mod tests {
             stage: Stage::Used,
             in_pool: None,
             encrypted: false,
+            zswap: false,
         };
         // Names have changed since it was noted, and what has its name now is somebody else's.
         assert_eq!(user_of(&noted("a", 2), &used), Some(&used[1]));
@@ -803,12 +788,13 @@ mod tests {
         let flash = dir.path().join("flash");
         std::fs::write(&flash, b"x").unwrap();
         let request = Request {
-            flash,
             size: area::SIZE_MIN,
             priority: 1,
             discard: Discard::Off,
+            encrypt: false,
+            zswap: false,
         };
-        assert!(areas.on(&request, &mut |_, _| true).is_err());
+        assert!(areas.on(&flash, &request, &mut |_, _| true).is_err());
         assert_eq!(areas.off(&mut Nobody), Ok(true));
         assert!(dir.path().join("flash.swap").exists());
         assert!(Areas::open(dir.path()).unwrap().show().unwrap().is_empty());

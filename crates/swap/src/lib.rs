@@ -20,7 +20,7 @@ pub mod notes;
 pub mod tuning;
 pub mod written;
 
-pub use areas::{Areas, Request, RequestInPool};
+pub use areas::{Areas, Request};
 pub use hearth_fault::Fault;
 pub use in_pool::{Lender, Lent};
 pub use notes::Noted;

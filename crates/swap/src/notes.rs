@@ -58,6 +58,9 @@ pub struct Noted {
     /// What is swapped out there is encrypted, with a key that is made anew each time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypted: bool,
+    /// Pages are compressed in memory first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub zswap: bool,
 }
 
 /// All that is noted.
@@ -66,7 +69,7 @@ pub struct Notes {
     version: u32,
     /// Whose they are (`machine-id(5)`); empty where a host has none.
     pub host: String,
-    /// In the order in which they were made.
+    /// At most one; an older version made several.
     pub areas: Vec<Noted>,
     /// To be undone with the last area, in the boot in which they were set: another one begins without them, and other disks
     /// may have the names of these.
@@ -188,6 +191,7 @@ mod tests {
                 stage: Stage::Used,
                 in_pool: None,
                 encrypted: false,
+                zswap: false,
             }],
             ..Notes::none("h".into())
         }

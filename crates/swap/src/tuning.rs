@@ -4,6 +4,7 @@
 //!   disk that seeks; on flash it reads what nobody asked for.
 //! * `rotational` 0 of the device below: virtual disks, loop devices and some adapters call themselves hard disks, and
 //!   then the kernel gives out swap as for one, from one end to the other, from one CPU at a time.
+//! * zswap `enabled` Y, where it is asked for: pages are compressed in memory first, and fewer reach the flash.
 //! * `scheduler` none of a loop device: what it hands on is put in order by the device below, and once is enough. Some systems give
 //!   every device that calls itself a hard disk one that makes single reads wait for others beside them. That of a device
 //!   below is its owner's: others use it, too.
@@ -15,6 +16,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+/// The switch of compression before swap.
+const ZSWAP: &str = "/sys/module/zswap/parameters/enabled";
 
 /// One setting, as it was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,18 +37,31 @@ pub struct Setting {
 }
 
 /// What has to be changed for swap in the file system of `path`, and is not as it should be.
-pub fn wanted(path: &Path) -> Vec<Setting> {
+pub fn wanted(path: &Path, zswap: bool) -> Vec<Setting> {
     let page_cluster = PathBuf::from("/proc/sys/vm/page-cluster");
-    needed(page_cluster, queue(path).as_deref())
+    let zswap = zswap.then_some(Path::new(ZSWAP));
+    needed(page_cluster, queue(path).as_deref(), zswap)
+}
+
+/// Whether pages are compressed in memory first; `None` where the kernel cannot.
+pub fn zswap() -> Option<bool> {
+    Some(std::fs::read_to_string(ZSWAP).ok()?.trim() == "Y")
 }
 
 /// The same, of the settings that are given.
-fn needed(page_cluster: PathBuf, queue: Option<&Path>) -> Vec<Setting> {
+fn needed(page_cluster: PathBuf, queue: Option<&Path>, zswap: Option<&Path>) -> Vec<Setting> {
     let mut files = vec![(
         page_cluster,
         "0",
         "flash has no neighbours: one page is read at a time",
     )];
+    if let Some(zswap) = zswap {
+        files.push((
+            zswap.to_owned(),
+            "Y",
+            "pages are compressed in memory first, and fewer are written to the flash",
+        ));
+    }
     if let Some(queue) = queue {
         files.push((
             queue.join("rotational"),
@@ -158,7 +175,7 @@ mod tests {
         let number = |n: &str| std::fs::write(dir.path().join("sdx/diskseq"), n).unwrap();
         std::fs::write(queue.join("rotational"), "1\n").unwrap();
         number("7\n");
-        let needed = needed(page_cluster, Some(&queue));
+        let needed = needed(page_cluster, Some(&queue), None);
         let [setting] = &needed[..] else {
             panic!("{needed:?}")
         };
@@ -184,7 +201,7 @@ mod tests {
         let file = |name: &str, text: &str| std::fs::write(queue.join(name), text).unwrap();
         file("rotational", "0\n");
         file("scheduler", "none mq-deadline kyber [bfq] \n");
-        let needed = || needed(page_cluster.clone(), Some(&queue));
+        let needed = || needed(page_cluster.clone(), Some(&queue), None);
         assert_eq!(needed(), []);
         std::fs::create_dir(dir.path().join("loop")).unwrap();
         let [setting] = &needed()[..] else {

@@ -9,7 +9,7 @@ use super::{Size, parse_size};
 /// Where is kept what must outlive a reboot.
 #[derive(Clone, Debug, Args)]
 pub struct SwapState {
-    /// Directory in which areas are noted [default: /var/lib/hearth]
+    /// Directory in which the area is noted [default: /var/lib/hearth]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 }
@@ -19,24 +19,19 @@ pub enum Swap {
     /// Make an area beside the flash file, or in the pool, and have the kernel swap to it, also after a boot
     #[command(after_help = "Example:\n  hearth swap on --size 8G\n  \
         hearth swap on --size 8G --flash /srv/flash --priority 10\n  \
-        hearth swap on --size 8G --in-pool\n  \
+        hearth swap on --size 8G --in-pool --zswap\n  \
         hearth swap on --size 8G --in-pool --encrypt\n\n\
         It is a file beside the pool's flash file, and a part of the pool (--in-pool) where that is a whole device or partition.\n\
         Ctrl-C calls it off while room is made.")]
     On(SwapOn),
-    /// Read back what is swapped out and take the areas away
+    /// Read back what is swapped out and take the area away
     #[command(after_help = "Example:\n  hearth swap off\n\n\
         Ctrl-C calls it off after the process the kernel is at: what was not read back yet stays where it is.")]
     Off(SwapState),
-    /// Make the area larger or smaller
-    #[command(after_help = "Example:\n  hearth swap resize --size 12G\n\n\
-        What is swapped out is read back first, as by `hearth swap off`, and refused as there where it does not fit into memory; \
-        then the area is made anew, with all else as it was. If it cannot be, it is made as large as before.")]
-    Resize(SwapResize),
-    /// Show the areas, what is swapped out, and what was set for them
+    /// Show the area, what is swapped out, and what was set for it
     #[command(after_help = "Example:\n  hearth swap show\n  hearth swap show --json")]
     Show(SwapState),
-    /// Take noted areas into use again; the service does so at a boot
+    /// Take the noted area into use again; the service does so at a boot
     #[command(after_help = "Example:\n  hearth swap resume")]
     Resume(SwapState),
 }
@@ -55,7 +50,7 @@ pub struct SwapOn {
     /// With --in-pool: on this flash device of the pool [default: the one with most on it]
     #[arg(long, value_name = "PATH", requires = "in_pool")]
     pub device: Option<PathBuf>,
-    /// Of several areas, the kernel fills that with the highest first
+    /// Of all swap of the host, the kernel fills that with the highest first
     #[arg(long, value_name = "N", default_value_t = 100,
         value_parser = clap::value_parser!(u16).range(0..=i64::from(hearth_swap::kernel::PRIORITY_MAX)))]
     pub priority: u16,
@@ -66,15 +61,9 @@ pub struct SwapOn {
     /// kernel has dm-crypt
     #[arg(long)]
     pub encrypt: bool,
-    #[command(flatten)]
-    pub state: SwapState,
-}
-
-#[derive(Clone, Debug, Args)]
-pub struct SwapResize {
-    /// How large it is to be
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub size: Size,
+    /// Compress pages in memory first (zswap), so that fewer are swapped out
+    #[arg(long)]
+    pub zswap: bool,
     #[command(flatten)]
     pub state: SwapState,
 }

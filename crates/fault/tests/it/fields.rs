@@ -17,7 +17,7 @@ const BARE: &[(&str, usize)] = &[
     ("crates/cli/src/disk.rs", 2),
     ("crates/cli/src/pool.rs", 1),
     ("crates/cli/src/replay.rs", 1),
-    ("crates/cli/src/swap.rs", 3),
+    ("crates/cli/src/swap.rs", 2),
     ("crates/cli/src/trace.rs", 1),
     ("crates/cli/src/usage.rs", 1),
     ("crates/config/src/reach.rs", 2),
