@@ -28,7 +28,6 @@ interface Step {
 interface Memory {
   controller: "running" | "silent" | "off";
   at: number;
-  profile?: string;
   level?: "high" | "clear" | "soft" | "hard" | "low";
   helpless?: string | null;
   /** What is not possible with which guest. */
@@ -40,7 +39,6 @@ interface Memory {
     swap_free: number;
     swap_in: number;
     pressure: { some: number; full: number } | null;
-    ksm: { on: boolean; saved: number } | null;
     zswap: { on: boolean; compressor: string; pool_percent: number; pool: number | null; stored: number | null } | null;
     guests: Guest[];
     notes: string[];
@@ -110,7 +108,7 @@ export function Memory() {
 
 function Host({ told }: { told: Memory }) {
   const { seen } = told;
-  const { pressure, ksm, zswap } = seen;
+  const { pressure, zswap } = seen;
   return (
     <Card
       title="This host"
@@ -154,7 +152,6 @@ function Host({ told }: { told: Memory }) {
           value={pressure ? percent(pressure.some / 100) : "–"}
           more={pressure ? `of the time something, ${percent(pressure.full / 100)} everything` : "this kernel does not tell"}
         />
-        <Tile label="Sharing" value={ksm ? (ksm.on ? "on" : "off") : "–"} more={ksm ? `saves ${bytes(ksm.saved)}` : "not in this kernel"} />
         <Tile
           label="Compression"
           value={zswap ? (zswap.on ? "on" : "off") : "–"}
@@ -169,7 +166,6 @@ function Host({ told }: { told: Memory }) {
           }
         />
         {told.controller === "running" && <Tile label="Read back from swap" value={byteRate(seen.swap_in)} />}
-        {told.profile && <Tile label="Profile" value={told.profile} />}
       </Tiles>
     </Card>
   );

@@ -28,7 +28,7 @@ pub use disk::{
 };
 use hearth_daemon::size;
 use hearth_fault::Fault;
-pub use memory::{Memory, MemoryEvents, MemoryHost, MemoryProfile, MemoryRun};
+pub use memory::{Memory, MemoryEvents, MemoryHost, MemoryRun};
 pub use monitor::{Alert, Monitor};
 pub use pool::{
     FlashAdd, FlashNew, FlashRemove, FlashReplace, FlashWhere, Pool, PoolAdopt, PoolCreate,
@@ -538,13 +538,13 @@ mod tests {
             "hearth datastore remove vms",
             "hearth serve --flash /a --state-dir /s",
             "hearth serve --flash /a --lock-memory required",
-            "hearth swap on --size 8G --flash /a --priority 7 --discard once",
+            "hearth swap on --size 8G --flash /a --priority 7 --discard once --zswap",
             "hearth swap off",
             "hearth swap show --json",
             "hearth swap resume --state-dir /s",
             "hearth memory status --config /c --guest vm1=/run/vm1.qmp --guest vm2=/q --json",
-            "hearth memory plan --profile keen --cgroup /sys/fs/cgroup/machine.slice",
-            "hearth memory run --profile balanced --state-dir /s --log debug --log-format json",
+            "hearth memory plan --cgroup /sys/fs/cgroup/machine.slice",
+            "hearth memory run --state-dir /s --log debug --log-format json",
             "hearth memory undo --run-dir /r",
             "hearth memory events --since 2h --limit 20 --state-dir /s --json",
             "hearth config check",

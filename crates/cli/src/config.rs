@@ -372,11 +372,9 @@ mod tests {
         assert_eq!(shipped, hearth_alerts::AlertsConfig::default());
         let memory = crate::memory::config(Some(&file)).unwrap();
         assert_eq!(memory.guest.len(), 1);
-        assert!(memory.swap_out_gib_per_day.is_some());
         let plain = hearth_memory::MemoryConfig {
             guest: Vec::new(),
             cgroup: None,
-            swap_out_gib_per_day: None,
             ..memory
         };
         assert_eq!(plain, hearth_memory::MemoryConfig::default());

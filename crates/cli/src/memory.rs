@@ -11,11 +11,11 @@ use hearth_daemon::size::human;
 use hearth_events::time::now_ms;
 use hearth_fault::Fault;
 use hearth_memory::plan::{Plan, gaps, plan};
-use hearth_memory::{Guest, GuestConfig, Level, MemoryConfig, Profile, Seen, Status};
+use hearth_memory::{Guest, GuestConfig, Level, MemoryConfig, Seen, Status};
 use hearth_memory_host::{Eyes, Options, Places};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{self, Global, MemoryEvents, MemoryHost, MemoryProfile, MemoryRun};
+use crate::args::{self, Global, MemoryEvents, MemoryHost, MemoryRun};
 use crate::serve::log_to_stderr;
 use crate::table::{Table, plain};
 use crate::{Failure, Outcome, print_json, section};
@@ -65,12 +65,6 @@ fn settings(host: &MemoryHost) -> Result<MemoryConfig, Error> {
                 ..GuestConfig::default()
             }),
         }
-    }
-    if let Some(profile) = host.profile {
-        config.profile = match profile {
-            MemoryProfile::Balanced => Profile::Balanced,
-            MemoryProfile::Keen => Profile::Keen,
-        };
     }
     if host.cgroup.is_some() {
         config.cgroup.clone_from(&host.cgroup);
@@ -167,9 +161,8 @@ fn sentence(shown: &Shown<'_>, told: Option<&Status>) -> String {
         human(shown.seen.swap_total)
     );
     match (shown.controller, shown.level, told) {
-        ("running", Some(level), Some(told)) => format!(
-            "the controller runs ({}); memory is {}: {memory}{}",
-            told.profile.word(),
+        ("running", Some(level), _) => format!(
+            "the controller runs; memory is {}: {memory}{}",
             level.word(),
             shown.helpless.map_or(String::new(), |why| format!(
                 "\nnothing helps any more: {}",
@@ -193,10 +186,6 @@ fn means(seen: &Seen) -> String {
                 p.some, p.full
             )
         });
-    let ksm = seen.ksm.map_or("not in this kernel".to_owned(), |k| {
-        let on = if k.on { "on" } else { "off" };
-        format!("{on}, saves {}", human(k.saved))
-    });
     let zswap = seen
         .zswap
         .as_ref()
@@ -210,7 +199,7 @@ fn means(seen: &Seen) -> String {
             };
             format!("on ({}, up to {} %){held}", z.compressor, z.pool_percent)
         });
-    format!("pressure: {pressure}\nsharing: {ksm}\ncompression: {zswap}")
+    format!("pressure: {pressure}\ncompression: {zswap}")
 }
 
 fn table(seen: &Seen) -> String {
@@ -255,9 +244,8 @@ fn table(seen: &Seen) -> String {
 }
 
 fn show_plan(global: &Global, host: &MemoryHost) -> Outcome {
-    let config = settings(host)?;
-    let (_, seen) = look(global, &config)?;
-    let plan = plan(&seen, &config);
+    let (_, seen) = look(global, &settings(host)?)?;
+    let plan = plan(&seen);
     if global.json {
         return print_json(&plan);
     }
@@ -278,7 +266,6 @@ fn plan_text(plan: &Plan) -> String {
         ("in use all the time", plan.active),
         ("kept by them whatever happens", plan.minimum),
         ("balloons could take now", plan.balloons),
-        ("saved by sharing", plan.shared),
         ("more by compression", plan.compressed),
         ("free swap", plan.swap_free),
     ] {
@@ -384,12 +371,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("hearth.toml");
         let put = |text: &str| std::fs::write(&path, text).unwrap();
-        put("[serve]\n[memory]\nprofile = \"keen\"\n[[memory.guest]]\nname = \"a\"\nmin_mib = 7\n");
+        put(
+            "[serve]\n[[memory.guest]]\nname = \"a\"\nmin_mib = 7\n[[memory.guest]]\nname = \"b\"\nexempt = true\n",
+        );
         let read = config(Some(&path)).unwrap();
-        assert_eq!(read.profile, Profile::Keen);
+        assert!(!read.is_exempt("a") && read.is_exempt("b"));
         assert_eq!(read.guest[0].min_mib, Some(7));
         for (text, word) in [
-            ("[memory]\nprofil = \"keen\"\n", "profile"),
+            ("[memory]\nlibvirtd = true\n", "libvirt"),
             ("[[memory.guest]]\nname = \"a\"\nshare = 0\n", "share"),
         ] {
             put(text);
@@ -401,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_plan_in_words() {
-        let text = plan_text(&plan(&Seen::default(), &MemoryConfig::default()));
+        let text = plan_text(&plan(&Seen::default()));
         assert!(
             text.contains("--guest") && !text.contains("times"),
             "{text}"
@@ -417,7 +406,7 @@ mod tests {
             }],
             ..Seen::default()
         };
-        let text = plan_text(&plan(&seen, &MemoryConfig::default()));
+        let text = plan_text(&plan(&seen));
         assert!(
             text.contains("times before they stall") && !text.contains('\u{1b}'),
             "{text}"

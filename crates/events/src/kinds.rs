@@ -352,8 +352,8 @@ kinds! {
     "pool-export" Notice PoolExport { by: String }
         "export of the pool asked for by {by}"
     /// The memory controller has begun; `changed` is what one before it changed and left.
-    "memory-started" Notice MemoryStarted { profile: String, changed: u64 }
-        "the memory controller runs, profile {profile}"
+    "memory-started" Notice MemoryStarted { changed: u64 }
+        "the memory controller runs"
     /// The memory controller has ended in order; `left` is what could not be set back.
     "memory-stopped" Notice MemoryStopped { left: u64 }
         "the memory controller has ended; {left} changes could not be set back"

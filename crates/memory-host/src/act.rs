@@ -2,10 +2,13 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
+use hearth_memory::config::ZIP_MAX_PERCENT;
 use hearth_memory::{Note, Step, Target};
 
-use crate::guests::Way;
+use crate::guests::{Guests, Known, Way};
+use crate::line::{Answer, Line, once};
 use crate::look::Eyes;
 use crate::qmp::Qmp;
 use crate::store::RunDir;
@@ -15,8 +18,6 @@ use crate::{libvirt, pages};
 const COMPRESSORS: [&str; 3] = ["lz4", "zstd", "lzo-rle"];
 /// How often guests are asked for their statistics while a controller runs, in seconds.
 const POLLING: u64 = 1;
-/// Milliseconds between two goes of comparing pages.
-const SHARE_SLEEP: &str = "20";
 
 fn word(path: &Path) -> io::Result<String> {
     Ok(std::fs::read_to_string(path)?.trim().to_owned())
@@ -49,26 +50,24 @@ fn may_set(dir: &mut RunDir, path: PathBuf, value: &str, why: &str) -> io::Resul
     }
 }
 
-/// Makes one step.
-pub fn act(eyes: &mut Eyes, dir: &mut RunDir, step: &Step, why: &str) -> io::Result<()> {
+/// Makes one step; what a guest has to do for it is waited for until `end`.
+pub fn act(
+    eyes: &mut Eyes,
+    dir: &mut RunDir,
+    step: &Step,
+    why: &str,
+    end: Instant,
+) -> io::Result<()> {
     match step {
-        Step::Share => share(eyes, dir, why),
         Step::Compress => compress(eyes, dir, why),
-        Step::Balloon { guest, from, to } => balloon(eyes, dir, guest, *from, *to, why),
+        Step::StopCompress => set(dir, &eyes.places.files.zswap().join("enabled"), "N", why),
+        Step::Balloon { guest, from, to } => balloon(eyes, dir, guest, *from, *to, why, end),
         Step::PageOut { guest, bytes } => {
             let pid = pid(eyes, guest)?;
             page_out(eyes, pid, *bytes)
         }
         Step::ReadBack { guest, bytes } => pages::back(pid(eyes, guest)?, *bytes).map(drop),
     }
-}
-
-fn share(eyes: &Eyes, dir: &mut RunDir, why: &str) -> io::Result<()> {
-    let at = eyes.places.files.ksm();
-    let pages = eyes.config.profile.values().share_pages.to_string();
-    may_set(dir, at.join("pages_to_scan"), &pages, why)?;
-    may_set(dir, at.join("sleep_millisecs"), SHARE_SLEEP, why)?;
-    set(dir, &at.join("run"), "1", why)
 }
 
 fn compress(eyes: &Eyes, dir: &mut RunDir, why: &str) -> io::Result<()> {
@@ -80,21 +79,21 @@ fn compress(eyes: &Eyes, dir: &mut RunDir, why: &str) -> io::Result<()> {
             break;
         }
     }
-    let percent = eyes.config.profile.values().zip_max_percent.to_string();
+    let percent = ZIP_MAX_PERCENT.to_string();
     may_set(dir, at.join("max_pool_percent"), &percent, why)?;
     // Pages that are not wanted leave the pool for swap before it is full.
     may_set(dir, at.join("shrinker_enabled"), "Y", why)?;
     set(dir, &at.join("enabled"), "Y", why)
 }
 
-fn pid(eyes: &Eyes, guest: &str) -> io::Result<u32> {
+fn known<'a>(eyes: &'a Eyes, guest: &str) -> io::Result<&'a Known> {
     let gone = || io::Error::new(io::ErrorKind::NotFound, format!("guest {guest} is gone"));
-    let known = eyes.guests.known.get(guest).ok_or_else(gone)?;
-    match &known.way {
-        Way::Qmp(_) => known.qmp.as_ref().and_then(|q| q.pid),
-        Way::Libvirt => libvirt::pid(guest),
-    }
-    .ok_or_else(gone)
+    eyes.guests.known.get(guest).ok_or_else(gone)
+}
+
+fn pid(eyes: &Eyes, guest: &str) -> io::Result<u32> {
+    let pid = known(eyes, guest)?.told().and_then(|told| told.pid);
+    pid.ok_or_else(|| io::Error::other(format!("the process of guest {guest} is not known")))
 }
 
 /// Where a guest has a control group of its own (version 2) the kernel picks its coldest pages; else they are taken in order, each time
@@ -117,52 +116,54 @@ fn page_out(eyes: &mut Eyes, pid: u32, bytes: u64) -> io::Result<()> {
 }
 
 fn balloon(
-    eyes: &mut Eyes,
+    eyes: &Eyes,
     dir: &mut RunDir,
     guest: &str,
     from: u64,
     to: u64,
     why: &str,
+    end: Instant,
 ) -> io::Result<()> {
-    let pid = pid(eyes, guest).ok();
-    let gone = || io::Error::new(io::ErrorKind::NotFound, format!("guest {guest} is gone"));
-    let known = eyes.guests.known.get_mut(guest).ok_or_else(gone)?;
-    let qmp = match &known.way {
-        Way::Qmp(path) => Some(path.clone()),
-        Way::Libvirt => None,
-    };
+    let known = known(eyes, guest)?;
     let target = Target::Balloon {
         guest: guest.to_owned(),
-        qmp: qmp.clone(),
-        pid,
+        qmp: match &known.way {
+            Way::Qmp(line) => Some(line.path.clone()),
+            Way::Libvirt => None,
+        },
+        pid: pid(eyes, guest).ok(),
     };
     dir.about_to(&target, &from.to_string(), &to.to_string(), why)?;
-    match qmp {
-        Some(path) => known.connected(&path)?.set_balloon(to),
-        None => libvirt::set_balloon(guest, to),
-    }
+    let answer = match &known.way {
+        Way::Qmp(line) => line.ask(move |qmp| qmp.set_balloon(to))?,
+        Way::Libvirt => {
+            let guest = guest.to_owned();
+            once(move || libvirt::set_balloon(&guest, to))?
+        }
+    };
+    answer.needed_by(end)
 }
 
 /// Has guests that are never asked for their statistics asked. Those of libvirt are libvirt's.
-pub fn have_them_tell(eyes: &mut Eyes, dir: &mut RunDir) -> Vec<(String, io::Error)> {
+pub fn have_them_tell(eyes: &Eyes, dir: &mut RunDir, end: Instant) -> Vec<(String, io::Error)> {
     let mut failed = Vec::new();
-    for (name, known) in &mut eyes.guests.known {
-        let (Way::Qmp(path), Some(qmp)) = (&known.way, &mut known.qmp) else {
+    for (name, known) in &eyes.guests.known {
+        let (Way::Qmp(line), Some(told)) = (&known.way, known.told()) else {
             continue;
         };
-        let never = known.told.as_ref().and_then(|t| t.polling) == Some(0);
-        if !never {
+        if told.polling != Some(0) {
             continue;
         }
         let target = Target::Polling {
             guest: name.clone(),
-            qmp: path.clone(),
-            pid: qmp.pid,
+            qmp: line.path.clone(),
+            pid: told.pid,
         };
         let why = "to know when it is short";
         let done = dir
             .about_to(&target, "0", &POLLING.to_string(), why)
-            .and_then(|()| qmp.set_polling(POLLING));
+            .and_then(|()| line.ask(|qmp| qmp.set_polling(POLLING)))
+            .and_then(|answer| answer.needed_by(end));
         if let Err(e) = done {
             failed.push((name.clone(), e));
         }
@@ -179,76 +180,95 @@ pub enum Undone {
     Left,
 }
 
-/// Sets one change back. `open` has connections that are there already: a socket takes one at a time.
-pub fn undo(note: &Note, open: &mut dyn FnMut(&Path) -> Option<Qmp>) -> io::Result<Undone> {
-    let number = || note.before.parse::<u64>().map_err(io::Error::other);
+/// Begins to set one change back, over a connection to `guests` that is there already: a socket takes one at a time.
+pub fn undo(note: &Note, guests: Option<&Guests>) -> io::Result<Answer<Undone>> {
+    let before = note.before.clone();
+    let number = move || before.parse::<u64>().map_err(io::Error::other);
     match &note.target {
-        Target::File(path) => {
-            let now = match word(path) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Undone::Left),
-                now => now?,
-            };
-            if now == note.before {
-                return Ok(Undone::Back);
-            }
-            if !note.is_ours(&now) {
-                return Ok(Undone::Left);
-            }
-            std::fs::write(path, &note.before)?;
-            Ok(Undone::Back)
+        Target::File(_) => {
+            let note = note.clone();
+            once(move || undo_file(&note))
         }
         Target::Balloon {
-            guest, qmp: None, ..
+            guest,
+            qmp: None,
+            pid,
         } => {
-            if !libvirt::domains()?.contains(guest) {
-                return Ok(Undone::Left);
-            }
-            libvirt::set_balloon(guest, number()?)?;
-            Ok(Undone::Back)
+            let (guest, pid) = (guest.clone(), *pid);
+            once(move || {
+                // Another of this name was never changed.
+                let now = libvirt::pid(&guest);
+                if now.is_none() || pid.is_some() && now != pid {
+                    return Ok(Undone::Left);
+                }
+                libvirt::set_balloon(&guest, number()?)?;
+                Ok(Undone::Back)
+            })
         }
         Target::Balloon {
+            guest,
             qmp: Some(path),
             pid,
-            ..
-        } => with(path, *pid, open, &mut |qmp| qmp.set_balloon(number()?)),
-        Target::Polling { qmp: path, pid, .. } => {
-            with(path, *pid, open, &mut |qmp| qmp.set_polling(number()?))
-        }
+        } => with(path, guest, *pid, guests, move |qmp| {
+            qmp.set_balloon(number()?)
+        }),
+        Target::Polling {
+            guest,
+            qmp: path,
+            pid,
+        } => with(path, guest, *pid, guests, move |qmp| {
+            qmp.set_polling(number()?)
+        }),
     }
+}
+
+fn undo_file(note: &Note) -> io::Result<Undone> {
+    let Target::File(path) = &note.target else {
+        return Ok(Undone::Left);
+    };
+    let now = word(path)?;
+    if now == note.before {
+        return Ok(Undone::Back);
+    }
+    if !note.is_ours(&now) {
+        return Ok(Undone::Left);
+    }
+    std::fs::write(path, &note.before)?;
+    Ok(Undone::Back)
 }
 
 fn with(
     path: &Path,
+    guest: &str,
     pid: Option<u32>,
-    open: &mut dyn FnMut(&Path) -> Option<Qmp>,
-    act: &mut dyn FnMut(&mut Qmp) -> io::Result<()>,
-) -> io::Result<Undone> {
-    let mut qmp = match open(path) {
-        Some(qmp) => qmp,
-        None => match Qmp::open(path) {
-            // Nobody listens: the guest has ended.
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                ) =>
-            {
-                return Ok(Undone::Left);
-            }
-            opened => opened?,
-        },
+    guests: Option<&Guests>,
+    act: impl FnOnce(&mut Qmp) -> io::Result<()> + Send + 'static,
+) -> io::Result<Answer<Undone>> {
+    let act = move |qmp: &mut Qmp| {
+        if pid.is_some() && qmp.pid != pid {
+            return Ok(Undone::Left);
+        }
+        act(qmp)?;
+        Ok(Undone::Back)
     };
-    if pid.is_some() && qmp.pid != pid {
-        return Ok(Undone::Left);
+    let known = guests.and_then(|guests| guests.known.get(guest));
+    match known.map(|known| &known.way) {
+        Some(Way::Qmp(line)) if line.path == path => line.ask(act),
+        _ => Line::new(path)?.ask(act),
     }
-    act(&mut qmp)?;
-    Ok(Undone::Back)
+}
+
+/// What was there to be set back is gone, or nobody listens any more: the guest has ended.
+pub fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, NotFound};
+    matches!(error.kind(), NotFound | ConnectionRefused)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::kernel::Files;
+    use crate::line::PATIENCE;
     use crate::look::Places;
     use hearth_memory::MemoryConfig;
 
@@ -261,11 +281,9 @@ mod tests {
             std::fs::write(path, text).unwrap();
         };
         let get = |name: &str| std::fs::read_to_string(root.path().join(name)).unwrap();
-        put("sys/kernel/mm/ksm/run", "0\n");
-        put("sys/kernel/mm/ksm/pages_to_scan", "100\n");
         put("sys/module/zswap/parameters/enabled", "N\n");
         put("sys/module/zswap/parameters/compressor", "lzo\n");
-        put("sys/module/zswap/parameters/max_pool_percent", "20\n");
+        put("sys/module/zswap/parameters/max_pool_percent", "10\n");
         let places = Places {
             files: Files {
                 proc: root.path().join("proc"),
@@ -274,28 +292,26 @@ mod tests {
         };
         let mut eyes = Eyes::new(MemoryConfig::default(), places);
         let mut dir = RunDir::claim(&root.path().join("run"), "b").unwrap();
-        act(&mut eyes, &mut dir, &Step::Share, "w").unwrap();
-        act(&mut eyes, &mut dir, &Step::Compress, "w").unwrap();
-        assert_eq!(get("sys/kernel/mm/ksm/run"), "1");
-        assert_eq!(get("sys/kernel/mm/ksm/pages_to_scan"), "500");
+        let end = Instant::now() + 10 * PATIENCE;
+        act(&mut eyes, &mut dir, &Step::Compress, "w", end).unwrap();
         assert_eq!(get("sys/module/zswap/parameters/enabled"), "Y");
         assert_eq!(get("sys/module/zswap/parameters/compressor"), "lz4");
+        assert_eq!(get("sys/module/zswap/parameters/max_pool_percent"), "20");
+        act(&mut eyes, &mut dir, &Step::StopCompress, "w", end).unwrap();
+        assert_eq!(get("sys/module/zswap/parameters/enabled"), "N");
+        act(&mut eyes, &mut dir, &Step::Compress, "w", end).unwrap();
         // Somebody else's hand.
-        put("sys/kernel/mm/ksm/pages_to_scan", "700\n");
+        put("sys/module/zswap/parameters/max_pool_percent", "30\n");
         drop(dir);
         let dir = RunDir::claim(&root.path().join("run"), "b").unwrap();
-        let outcomes: Vec<Undone> = dir
-            .to_undo()
-            .iter()
-            .map(|note| undo(note, &mut |_| None).unwrap())
-            .collect();
+        let undone = |note: &Note| undo(note, None).unwrap().needed_by(end);
+        let outcomes: Vec<Undone> = dir.to_undo().iter().map(|n| undone(n).unwrap()).collect();
         assert_eq!(
             outcomes.iter().filter(|u| **u == Undone::Left).count(),
             1,
             "{outcomes:?}"
         );
-        assert_eq!(get("sys/kernel/mm/ksm/run"), "0");
-        assert_eq!(get("sys/kernel/mm/ksm/pages_to_scan"), "700\n");
+        assert_eq!(get("sys/module/zswap/parameters/max_pool_percent"), "30\n");
         assert_eq!(get("sys/module/zswap/parameters/enabled"), "N");
         assert_eq!(get("sys/module/zswap/parameters/compressor"), "lzo");
         // A guest that is gone cannot be set back, and need not be.
@@ -309,6 +325,6 @@ mod tests {
             set: vec!["0".into()],
             why: String::new(),
         };
-        assert_eq!(undo(&gone, &mut |_| None).unwrap(), Undone::Left);
+        assert!(is_gone(&undone(&gone).unwrap_err()));
     }
 }

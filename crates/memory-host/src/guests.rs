@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hearth_memory::{Guest, Inside, MemoryConfig};
 
 use crate::kernel::{self, Files};
 use crate::libvirt;
+use crate::line::{Answer, Line, once};
 use crate::qmp::{Qmp, Told};
 
 /// Before a guest that did not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Between two questions which domains libvirt runs.
-const DOMAINS_EVERY: Duration = Duration::from_secs(15);
+/// Before libvirt is, where it is not there.
+const LIBVIRT_AGAIN: Duration = Duration::from_secs(15);
+/// What a guest told is believed for so long, while it does not answer.
+const FRESH: Duration = Duration::from_secs(3);
 /// Statistics that did not change for so long are of the past.
 const STALE: Duration = Duration::from_secs(12);
 /// Of a core: a guest that keeps so much busy is thought to use all that it takes.
@@ -27,10 +29,10 @@ const NEWEST: f64 = 0.2;
 const FAULTS: f64 = 50.0;
 
 /// How a guest is reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Way {
     /// Over its QMP socket.
-    Qmp(PathBuf),
+    Qmp(Line),
     /// Over libvirt.
     Libvirt,
 }
@@ -40,11 +42,12 @@ pub enum Way {
 pub struct Known {
     /// How it is reached.
     pub way: Way,
-    /// The connection, if that is one.
-    pub qmp: Option<Qmp>,
-    /// What it told last.
-    pub told: Option<Told>,
-    failed_at: Option<Instant>,
+    /// What it told last, and when.
+    told: Option<(Instant, Told)>,
+    /// What it was asked and has not answered yet.
+    asked: Option<Answer<Told>>,
+    /// When that failed last, and why.
+    failed: Option<(Instant, String)>,
     /// When its statistics changed last, and what its balloon left it then.
     news: Option<(Instant, u64, u64)>,
     swap_in: Option<(Instant, u64, u64)>,
@@ -57,9 +60,9 @@ impl Known {
     fn new(way: Way) -> Known {
         Known {
             way,
-            qmp: None,
             told: None,
-            failed_at: None,
+            asked: None,
+            failed: None,
             news: None,
             swap_in: None,
             ticks: None,
@@ -68,38 +71,57 @@ impl Known {
         }
     }
 
-    fn ask(&mut self, name: &str) -> io::Result<Told> {
-        if self.failed_at.is_some_and(|at| at.elapsed() < AGAIN) {
-            return Err(io::Error::other("it did not answer a moment ago"));
-        }
-        let asked = match &self.way {
-            Way::Libvirt => libvirt::look(name),
-            Way::Qmp(path) => {
-                let path = path.clone();
-                self.connected(&path).and_then(Qmp::look)
-            }
-        };
-        if asked.is_err() {
-            // A half-read answer would be taken for that to the next question.
-            self.qmp = None;
-            self.failed_at = Some(Instant::now());
-        }
-        asked
+    /// What it told last, as far as that is not of the past.
+    pub fn told(&self) -> Option<&Told> {
+        let (at, told) = self.told.as_ref()?;
+        (at.elapsed() < FRESH).then_some(told)
     }
 
-    /// The connection, made if need be.
-    pub fn connected(&mut self, path: &Path) -> io::Result<&mut Qmp> {
-        let open = match self.qmp.take() {
-            Some(open) => open,
-            None => {
-                // It may be another machine under the old name.
-                self.news = None;
-                self.swap_in = None;
-                self.ticks = None;
-                Qmp::open(path)?
-            }
+    /// Asks it, unless it is asked already or failed a moment ago. The answer is not waited for.
+    fn ask(&mut self) {
+        let Way::Qmp(line) = &self.way else { return };
+        let failed = |(at, _): &(Instant, String)| at.elapsed() < AGAIN;
+        if self.asked.is_some() || self.failed.as_ref().is_some_and(failed) {
+            return;
+        }
+        match line.ask(Qmp::look) {
+            Ok(answer) => self.asked = Some(answer),
+            Err(e) => self.failed = Some((Instant::now(), e.to_string())),
+        }
+    }
+
+    /// Takes its answer, if that comes by `end`.
+    fn take(&mut self, end: Instant) {
+        let Some(told) = self.asked.as_ref().and_then(|asked| asked.by(end)) else {
+            return;
         };
-        Ok(self.qmp.insert(open))
+        self.asked = None;
+        match told {
+            Ok(told) => self.set(told),
+            Err(e) => {
+                self.told = None;
+                self.failed = Some((Instant::now(), e.to_string()));
+            }
+        }
+    }
+
+    fn set(&mut self, told: Told) {
+        let before = self.told.as_ref().and_then(|(_, t)| t.pid);
+        if before != told.pid {
+            // It is another machine under the old name.
+            (self.news, self.swap_in, self.ticks) = (None, None, None);
+        }
+        self.told = Some((Instant::now(), told));
+        self.failed = None;
+    }
+
+    /// Why nothing is known of it.
+    fn silence(&self) -> String {
+        match (&self.failed, &self.asked) {
+            (Some((_, why)), _) => why.clone(),
+            (None, Some(asked)) => asked.late().to_string(),
+            (None, None) => "it has told nothing yet".to_owned(),
+        }
     }
 
     /// Its own statistics, as they are now: what its balloon took since they were made is not available any more.
@@ -151,71 +173,93 @@ fn wall() -> u64 {
 pub struct Guests {
     /// By name.
     pub known: BTreeMap<String, Known>,
-    domains_at: Option<Instant>,
+    /// What libvirt was asked of all of its guests.
+    libvirt: Option<Answer<Vec<(String, Told)>>>,
+    /// When it was not there.
+    libvirt_gone: Option<Instant>,
     no_libvirt: Option<String>,
 }
 
 impl Guests {
-    /// Looks at all of them; what could not be seen is added to `notes`.
+    /// Looks at all of them, each by itself: what has not answered by `end` is told as it was a moment ago, or as not seen. What
+    /// could not be seen is added to `notes`.
     pub fn look(
         &mut self,
         config: &MemoryConfig,
         files: &Files,
+        end: Instant,
         notes: &mut Vec<String>,
     ) -> Vec<Guest> {
-        self.find(config);
+        for guest in config.guest.iter().filter(|g| !g.exempt) {
+            if let Some(path) = &guest.qmp
+                && !self.known.contains_key(&guest.name)
+            {
+                match Line::new(path) {
+                    Ok(line) => {
+                        let known = Known::new(Way::Qmp(line));
+                        self.known.insert(guest.name.clone(), known);
+                    }
+                    Err(e) => notes.push(format!("guest {} is not seen: {e}", guest.name)),
+                }
+            }
+        }
+        self.known.values_mut().for_each(Known::ask);
+        self.look_at_libvirt(config, end);
         if let Some(why) = &self.no_libvirt {
             notes.push(format!("guests of libvirt are not seen: {why}"));
         }
         let mut found = Vec::new();
         for (name, known) in &mut self.known {
-            match known.ask(name) {
-                Ok(told) => {
-                    found.push(guest(name, known, &told, config, files));
-                    known.told = Some(told);
-                }
-                Err(e) => {
-                    known.told = None;
-                    notes.push(format!("guest {name} is not seen: {e}"));
-                }
+            known.take(end);
+            match known.told().cloned() {
+                Some(told) => found.push(guest(name, known, &told, config, files)),
+                None => notes.push(format!("guest {name} is not seen: {}", known.silence())),
             }
         }
+        // They are not asked, and not forgotten either.
+        let exempt = config.guest.iter().filter(|g| g.exempt);
+        for guest in exempt {
+            if !found.iter().any(|g| g.name == guest.name) {
+                found.push(Guest {
+                    name: guest.name.clone(),
+                    exempt: true,
+                    ..Guest::default()
+                });
+            }
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
         found
     }
 
-    fn find(&mut self, config: &MemoryConfig) {
-        for guest in &config.guest {
-            if let Some(path) = &guest.qmp {
-                let way = Way::Qmp(path.clone());
-                self.known
-                    .entry(guest.name.clone())
-                    .or_insert_with(|| Known::new(way));
-            }
+    fn look_at_libvirt(&mut self, config: &MemoryConfig, end: Instant) {
+        let gone = |at: Instant| at.elapsed() < LIBVIRT_AGAIN;
+        if config.libvirt && self.libvirt.is_none() && !self.libvirt_gone.is_some_and(gone) {
+            self.libvirt = once(libvirt::look).ok();
         }
-        if !config.libvirt
-            || self
-                .domains_at
-                .is_some_and(|at| at.elapsed() < DOMAINS_EVERY)
-        {
+        let Some(told) = self.libvirt.as_ref().and_then(|asked| asked.by(end)) else {
             return;
-        }
-        self.domains_at = Some(Instant::now());
-        match libvirt::domains() {
+        };
+        self.libvirt = None;
+        match told {
             Ok(domains) => {
-                self.no_libvirt = None;
-                self.known
-                    .retain(|name, k| k.way != Way::Libvirt || domains.contains(name));
-                for domain in domains {
-                    self.known
-                        .entry(domain)
-                        .or_insert_with(|| Known::new(Way::Libvirt));
+                (self.no_libvirt, self.libvirt_gone) = (None, None);
+                self.known.retain(|name, known| {
+                    matches!(known.way, Way::Qmp(_)) || domains.iter().any(|(d, _)| d == name)
+                });
+                for (name, told) in domains {
+                    let known = self.known.entry(name);
+                    let known = known.or_insert_with(|| Known::new(Way::Libvirt));
+                    if matches!(known.way, Way::Libvirt) {
+                        known.set(told);
+                    }
                 }
             }
-            // Where there is no libvirt there is nothing to say.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => {
                 let why = e.to_string();
-                let off = why.contains("Failed to connect") || why.contains("failed to connect");
+                // Where there is no libvirt there is nothing to say.
+                let off = e.kind() == io::ErrorKind::NotFound
+                    || why.to_lowercase().contains("failed to connect");
+                self.libvirt_gone = off.then(Instant::now);
                 self.no_libvirt = (!off).then_some(why);
             }
         }
@@ -231,10 +275,7 @@ fn guest(
 ) -> Guest {
     let bounds = config.bounds(name, told.assigned);
     let inside = known.inside(told);
-    let pid = match &known.way {
-        Way::Qmp(_) => known.qmp.as_ref().and_then(|q| q.pid),
-        Way::Libvirt => libvirt::pid(name),
-    };
+    let pid = told.pid;
     let mut guest = Guest {
         name: name.to_owned(),
         pid,
@@ -242,8 +283,9 @@ fn guest(
         balloon: told.balloon,
         inside,
         reporting: told.reporting,
-        shared: told.shared,
+        exempt: config.is_exempt(name),
         minimum: bounds.minimum,
+        reserved: bounds.reserved,
         maximum: bounds.maximum,
         share: bounds.share,
         ..Guest::default()

@@ -1,9 +1,9 @@
-//! What the kernel says of the host: memory, swap, pressure, sharing, compression; and of a control group that stands for it.
+//! What the kernel says of the host: memory, swap, pressure, compression; and of a control group that stands for it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hearth_memory::{Ksm, Pressure, Seen, Zswap};
+use hearth_memory::{Pressure, Seen, Zswap};
 
 /// Where the kernel's files are, so that rules about them can be tried on made ones.
 #[derive(Clone, Debug)]
@@ -75,11 +75,6 @@ impl Files {
         id.unwrap_or_default().trim().to_owned()
     }
 
-    /// Where the switches of sharing are.
-    pub fn ksm(&self) -> PathBuf {
-        self.sys.join("kernel/mm/ksm")
-    }
-
     /// Where the switches of compression are.
     pub fn zswap(&self) -> PathBuf {
         self.sys.join("module/zswap/parameters")
@@ -96,7 +91,6 @@ impl Files {
             swap_total: kib("SwapTotal").unwrap_or(0),
             swap_free: kib("SwapFree").unwrap_or(0),
             pressure: text(&self.proc.join("pressure/memory")).and_then(|t| pressure(&t)),
-            ksm: self.ksm_seen(),
             zswap: self.zswap_seen(&meminfo),
             ..Seen::default()
         };
@@ -104,22 +98,16 @@ impl Files {
         Ok((seen, [bytes("pswpin"), bytes("pswpout")]))
     }
 
-    fn ksm_seen(&self) -> Option<Ksm> {
-        let dir = self.ksm();
-        let saved = number(&dir.join("pages_sharing")).unwrap_or(0);
-        Some(Ksm {
-            on: number(&dir.join("run"))? == 1,
-            saved: saved.saturating_mul(PAGE),
-        })
-    }
-
     fn zswap_seen(&self, meminfo: &str) -> Option<Zswap> {
         let dir = self.zswap();
         let word = |name: &str| text(&dir.join(name)).map(|t| t.trim().to_owned());
+        let percent = number(&dir.join("max_pool_percent")).unwrap_or(0);
+        let total = field(meminfo, "MemTotal").unwrap_or(0) << 10;
         Some(Zswap {
             on: word("enabled")? == "Y",
             compressor: word("compressor").unwrap_or_default(),
-            pool_percent: number(&dir.join("max_pool_percent")).unwrap_or(0),
+            pool_percent: percent,
+            pool_max: (total / 100).saturating_mul(percent),
             pool: field(meminfo, "Zswap").map(|n| n << 10),
             stored: field(meminfo, "Zswapped").map(|n| n << 10),
         })
@@ -208,8 +196,6 @@ mod tests {
                     "proc/pressure/memory",
                     "some avg10=1.50 avg60=0.00 avg300=0.00 total=9\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=7\n",
                 ),
-                ("sys/kernel/mm/ksm/run", "0\n"),
-                ("sys/kernel/mm/ksm/pages_sharing", "2\n"),
                 ("sys/module/zswap/parameters/enabled", "N\n"),
                 ("sys/module/zswap/parameters/compressor", "lzo\n"),
                 ("sys/module/zswap/parameters/max_pool_percent", "20\n"),
@@ -229,15 +215,15 @@ mod tests {
                 full: 0.25
             })
         );
-        assert!(seen.ksm.is_some_and(|k| !k.on && k.saved == 2 * PAGE));
         let zswap = seen.zswap.unwrap();
         assert!(!zswap.on && zswap.stored == Some(3 << 10) && zswap.pool_percent == 20);
+        assert_eq!(zswap.pool_max, (100 << 10) / 100 * 20);
         // An old kernel has none of this.
-        for gone in ["proc/pressure", "sys/kernel", "sys/module"] {
+        for gone in ["proc/pressure", "sys/module"] {
             fs::remove_dir_all(dir.path().join(gone)).unwrap();
         }
         let (seen, _) = files.host().unwrap();
-        assert!(seen.pressure.is_none() && seen.ksm.is_none() && seen.zswap.is_none());
+        assert!(seen.pressure.is_none() && seen.zswap.is_none());
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod ask;
 mod guests;
 mod kernel;
 mod libvirt;
+mod line;
 mod look;
 mod pages;
 mod qmp;

@@ -1,59 +1,90 @@
-//! Guests that libvirt runs, asked with `virsh`. It keeps their QMP sockets for itself.
+//! Guests that libvirt runs, all asked with one call of `virsh`. It keeps their QMP sockets for itself.
 
 use std::io;
-use std::time::Duration;
 
 use crate::ask::ask;
+use crate::line::PATIENCE;
 use crate::qmp::{Told, believed};
 
-/// Longest an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The domains that run. An error where libvirt is not there.
-pub fn domains() -> io::Result<Vec<String>> {
-    let text = ask("virsh", &["--quiet", "list", "--name"], PATIENCE)?;
-    let names = text.lines().map(str::trim).filter(|l| !l.is_empty());
-    Ok(names.map(str::to_owned).collect())
-}
+/// What libvirt notes of the domains that run.
+const NOTES: &str = "/run/libvirt/qemu";
 
 /// A domain's process, as libvirt notes it.
 pub fn pid(domain: &str) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/run/libvirt/qemu/{domain}.pid")).ok()?;
+    let text = std::fs::read_to_string(format!("{NOTES}/{domain}.pid")).ok()?;
     text.trim().parse().ok()
 }
 
-/// What a domain tells.
-pub fn look(domain: &str) -> io::Result<Told> {
-    let stats = ask("virsh", &["--quiet", "dommemstat", domain], PATIENCE)?;
-    let info = ask("virsh", &["--quiet", "dominfo", domain], PATIENCE)?;
-    let xml = ask("virsh", &["--quiet", "dumpxml", domain], PATIENCE)?;
-    Ok(told(&stats, &info, &xml))
+/// What the domains that run tell. A domain that does not answer is passed over: what libvirt itself knows of it is told.
+/// An error where libvirt is not there.
+pub fn look() -> io::Result<Vec<(String, Told)>> {
+    let args = [
+        "--quiet",
+        "domstats",
+        "--balloon",
+        "--nowait",
+        "--list-running",
+    ];
+    let stats = ask("virsh", &args, PATIENCE)?;
+    let each = domains(&stats).into_iter().map(|(name, stats)| {
+        let xml = std::fs::read_to_string(format!("{NOTES}/{name}.xml")).ok();
+        let told = Told {
+            pid: pid(name),
+            ..told(&stats, xml.as_deref())
+        };
+        (name.to_owned(), told)
+    });
+    Ok(each.collect())
 }
 
-/// Figures are in KiB.
-fn told(stats: &str, info: &str, xml: &str) -> Told {
-    let bytes = |kib: u64| kib.checked_mul(1024).and_then(believed);
-    let of = |name: &str| crate::kernel::field(stats, name).and_then(bytes);
-    let most = info
-        .lines()
-        .find_map(|l| l.strip_prefix("Max memory:"))
-        .and_then(|l| l.split_whitespace().next()?.parse().ok())
-        .and_then(bytes)
-        .unwrap_or(0);
-    let balloon = xml.split("<memballoon").nth(1).map(|rest| {
-        let end = rest.find("</memballoon>").or_else(|| rest.find("/>"));
-        &rest[..end.unwrap_or(rest.len())]
-    });
+/// The lines of each domain, by its name.
+fn domains(text: &str) -> Vec<(&str, String)> {
+    let mut found: Vec<(&str, String)> = Vec::new();
+    for line in text.lines() {
+        let name = line
+            .strip_prefix("Domain: '")
+            .and_then(|l| l.strip_suffix('\''));
+        match (name, found.last_mut()) {
+            (Some(name), _) => found.push((name, String::new())),
+            (None, Some((_, stats))) => {
+                stats.push_str(line.trim());
+                stats.push('\n');
+            }
+            (None, None) => {}
+        }
+    }
+    found
+}
+
+/// Figures are in KiB. `xml` is what libvirt notes of the domain, where that can be read.
+fn told(stats: &str, xml: Option<&str>) -> Told {
+    let of = |name: &str| -> Option<u64> {
+        let line = stats
+            .lines()
+            .find_map(|l| l.strip_prefix("balloon.")?.strip_prefix(name));
+        line?.strip_prefix('=')?.trim().parse().ok()
+    };
+    let bytes = |name: &str| of(name)?.checked_mul(1024).and_then(believed);
+    let balloon = xml
+        .and_then(|xml| xml.split("<memballoon").nth(1))
+        .map(|rest| {
+            let end = rest.find("</memballoon>").or_else(|| rest.find("/>"));
+            &rest[..end.unwrap_or(rest.len())]
+        });
     let has = |word: &str| balloon.is_some_and(|b| b.contains(word));
-    let there = balloon.is_some() && !has("model='none'");
+    // Without the notes a balloon is there if it has told something.
+    let there = match xml {
+        Some(_) => balloon.is_some() && !has("model='none'"),
+        None => of("last-update").is_some(),
+    };
     Told {
-        assigned: most,
-        balloon: of("actual").filter(|_| there),
-        available: of("usable").or_else(|| of("unused")),
-        swap_in: of("swap_in"),
-        at: crate::kernel::field(stats, "last_update").unwrap_or(0),
-        reporting: there.then(|| has("freePageReporting='on'")),
-        shared: xml.contains("<access mode='shared'"),
+        pid: None,
+        assigned: bytes("maximum").unwrap_or(0),
+        balloon: bytes("current").filter(|_| there),
+        available: bytes("usable").or_else(|| bytes("unused")),
+        swap_in: bytes("swap_in"),
+        at: of("last-update").unwrap_or(0),
+        reporting: (there && xml.is_some()).then(|| has("freePageReporting='on'")),
         polling: balloon.and_then(|b| {
             let rest = b.split("<stats period='").nth(1)?;
             rest.split('\'').next()?.parse().ok()
@@ -77,33 +108,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_virsh_prints() {
-        let stats = "actual 1048576\nswap_in 12\nswap_out 0\nmajor_fault 9\nunused 100\navailable 1000000\nusable 600\nlast_update 1700000000\nrss 500000\n";
-        let info = "Id:             1\nName:           vm\nMax memory:     2097152 KiB\nUsed memory:    1048576 KiB\n";
-        let xml = "<domain><memoryBacking><access mode='shared'/></memoryBacking><devices><memballoon model='virtio' freePageReporting='on'>\n<stats period='5'/>\n</memballoon></devices></domain>";
-        let found = told(stats, info, xml);
+    fn one_answer_tells_of_all_domains() {
+        let text = "Domain: 'vm'\n  balloon.current=1048576\n  balloon.maximum=2097152\n  balloon.swap_in=12\n  balloon.swap_out=0\n  balloon.unused=100\n  balloon.available=1000000\n  balloon.usable=600\n  balloon.last-update=1700000000\n  balloon.rss=500000\n\nDomain: 'it's'\n  balloon.current=1024\n  balloon.maximum=1024\n";
+        let all = domains(text);
+        let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["vm", "it's"]);
+        let xml = "<domstatus><domain><devices><memballoon model='virtio' freePageReporting='on'>\n<stats period='5'/>\n</memballoon></devices></domain></domstatus>";
+        let found = told(&all[0].1, Some(xml));
         assert_eq!(
             found,
             Told {
+                pid: None,
                 assigned: 2 << 30,
                 balloon: Some(1 << 30),
                 available: Some(600 << 10),
                 swap_in: Some(12 << 10),
                 at: 1_700_000_000,
                 reporting: Some(true),
-                shared: true,
                 polling: Some(5),
             }
         );
-        let none = told(stats, info, "<devices><memballoon model='none'/></devices>");
+        let none = told(
+            &all[0].1,
+            Some("<devices><memballoon model='none'/></devices>"),
+        );
         assert_eq!(
             (none.balloon, none.reporting, none.polling),
             (None, None, None)
         );
-        assert_eq!(told("", "", "").assigned, 0);
+        // One that does not answer: libvirt says what it knows itself.
+        let silent = told(&all[1].1, None);
+        assert_eq!(
+            (silent.assigned, silent.balloon, silent.at),
+            (1 << 20, None, 0)
+        );
+        assert_eq!(told("", None).assigned, 0);
+        assert_eq!(domains("x\n"), []);
         // A guest makes up its statistics.
-        let lies = "usable 18446744073709551615\nswap_in 18014398509481984\n";
-        let found = told(lies, "Max memory:     18446744073709551615 KiB\n", xml);
+        let lies = "balloon.usable=18446744073709551615\nballoon.swap_in=18014398509481984\nballoon.maximum=18446744073709551615\n";
+        let found = told(lies, Some(xml));
         assert_eq!(
             (found.assigned, found.available, found.swap_in),
             (0, None, None)

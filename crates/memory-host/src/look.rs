@@ -7,6 +7,7 @@ use hearth_memory::{MemoryConfig, Seen};
 
 use crate::guests::Guests;
 use crate::kernel::{self, Files};
+use crate::line::PATIENCE;
 
 /// Where things are looked for.
 #[derive(Clone, Debug, Default)]
@@ -45,8 +46,8 @@ impl Eyes {
         }
     }
 
-    /// Looks.
-    pub fn look(&mut self) -> Result<Seen, String> {
+    /// Looks; guests have so long to answer.
+    pub fn look(&mut self, patience: Duration) -> Result<Seen, String> {
         let (mut seen, mut swapped) = self.places.files.host()?;
         if let Some(group) = &self.config.cgroup {
             // Whoever swaps out wears the host's flash.
@@ -60,9 +61,9 @@ impl Eyes {
             (seen.swap_in, seen.swap_out) = (rate(0), rate(1));
         }
         let mut notes = Vec::new();
-        seen.guests = self
-            .guests
-            .look(&self.config, &self.places.files, &mut notes);
+        seen.guests =
+            self.guests
+                .look(&self.config, &self.places.files, now + patience, &mut notes);
         seen.notes = notes;
         let there = |pid: &u32| seen.guests.iter().any(|g| g.pid == Some(*pid));
         self.out_to.retain(|pid, _| there(pid));
@@ -71,8 +72,8 @@ impl Eyes {
 
     /// Looks twice, for what only two looks tell.
     pub fn look_twice(&mut self, apart: Duration) -> Result<Seen, String> {
-        self.look()?;
+        self.look(PATIENCE)?;
         std::thread::sleep(apart);
-        self.look()
+        self.look(PATIENCE)
     }
 }

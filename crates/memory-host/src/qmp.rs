@@ -1,19 +1,17 @@
 //! A guest's QEMU, asked over its QMP socket.
 //!
-//! QEMU speaks with one client at a time on a socket; another that connects waits. So each question has a limit, and a
-//! connection is made anew only after a while.
+//! QEMU speaks with one client at a time on a socket; another that connects waits. So all that is done with a connection at a time
+//! has one deadline, however many answers that takes.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hearth_io::until::{Until, connect_unix};
 use serde_json::{Value, json};
 
-/// Longest an answer may take.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest line: far more than any answer asked for here.
 const LINE_MAX: u64 = 1 << 20;
 /// Lines that may come before the answer: events.
@@ -32,6 +30,8 @@ pub struct Qmp {
 /// What QEMU says of its guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Told {
+    /// QEMU's process.
+    pub pid: Option<u32>,
     /// Bytes it was made with.
     pub assigned: u64,
     /// Bytes its balloon leaves it.
@@ -44,8 +44,6 @@ pub struct Told {
     pub at: u64,
     /// Free-page reporting is on.
     pub reporting: Option<bool>,
-    /// Its memory is shared.
-    pub shared: bool,
     /// How often it is asked for its statistics, in seconds.
     pub polling: Option<u64>,
 }
@@ -68,12 +66,12 @@ fn wrong(what: impl Into<String>) -> io::Error {
 }
 
 impl Qmp {
-    /// Connects.
-    pub fn open(path: &Path) -> io::Result<Qmp> {
-        let stream = connect_unix(path, PATIENCE)?;
+    /// Connects; that, and what is asked next, is done by `end`.
+    pub fn open(path: &Path, end: Instant) -> io::Result<Qmp> {
+        let stream = connect_unix(path, end.saturating_duration_since(Instant::now()))?;
         let mut qmp = Qmp {
             pid: peer(&stream),
-            stream: BufReader::new(Until::new(stream, Instant::now() + PATIENCE)),
+            stream: BufReader::new(Until::new(stream, end)),
             balloon: None,
         };
         if qmp.line()?.get("QMP").is_none() {
@@ -84,6 +82,11 @@ impl Qmp {
         Ok(qmp)
     }
 
+    /// What is asked from now on is done by `end`.
+    pub fn until(&mut self, end: Instant) {
+        self.stream.get_mut().extend(end);
+    }
+
     fn line(&mut self) -> io::Result<Value> {
         let mut line = Vec::new();
         let n = (&mut self.stream)
@@ -92,7 +95,7 @@ impl Qmp {
             .map_err(|e| match e.kind() {
                 io::ErrorKind::TimedOut => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "QEMU does not answer: it hangs, or somebody else uses its QMP socket",
+                    "QEMU does not answer: it hangs, or another program holds its QMP socket",
                 ),
                 _ => e,
             })?;
@@ -106,7 +109,6 @@ impl Qmp {
     pub fn ask(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
         let text = json!({"execute": command, "arguments": arguments}).to_string();
         let socket = self.stream.get_mut();
-        socket.extend(Instant::now() + PATIENCE);
         socket.write_all(text.as_bytes())?;
         socket.write_all(b"\n")?;
         for _ in 0..LINES_MAX {
@@ -143,13 +145,10 @@ impl Qmp {
     /// All that is to be known.
     pub fn look(&mut self) -> io::Result<Told> {
         let size = self.ask("query-memory-size-summary", json!({}))?;
-        let devs = self.ask("query-memdev", json!({}))?;
         let mut told = Told {
+            pid: self.pid,
             assigned: bytes(&size["base-memory"]).unwrap_or(0)
                 + bytes(&size["plugged-memory"]).unwrap_or(0),
-            shared: devs
-                .as_array()
-                .is_some_and(|d| d.iter().any(|d| d["share"] == true)),
             ..Told::default()
         };
         let Some(device) = self.balloon.clone() else {
@@ -230,8 +229,8 @@ pub mod fake {
             let question: Value = serde_json::from_str(&line).unwrap();
             line.clear();
             let said = answer(&question);
-            writeln!(stream, "{}", json!({"event": "SOMETHING"})).unwrap();
-            if writeln!(stream, "{said}").is_err() {
+            let event = json!({"event": "SOMETHING"});
+            if writeln!(stream, "{event}\n{said}").is_err() {
                 return;
             }
         }
@@ -242,6 +241,11 @@ pub mod fake {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+    use std::time::Duration;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(2)
+    }
 
     #[test]
     fn absurd_figures_are_not_believed() {
@@ -264,7 +268,7 @@ mod tests {
                 }
             });
         });
-        let mut qmp = Qmp::open(&path).unwrap();
+        let mut qmp = Qmp::open(&path, soon()).unwrap();
         let told = qmp.look().unwrap();
         assert_eq!(
             (told.assigned, told.balloon, told.available, told.swap_in),
@@ -290,7 +294,6 @@ mod tests {
                         {"name": "device[0]", "type": "child<virtio-balloon-pci>"}]}),
                     ("qom-list", _) => json!({"return": []}),
                     ("query-memory-size-summary", _) => json!({"return": {"base-memory": 512}}),
-                    ("query-memdev", _) => json!({"return": [{"share": true}]}),
                     ("query-balloon", _) => json!({"return": {"actual": 300}}),
                     ("qom-get", "free-page-reporting") => json!({"return": true}),
                     ("qom-get", "guest-stats-polling-interval") => json!({"return": 2}),
@@ -301,18 +304,18 @@ mod tests {
                 }
             });
         });
-        let mut qmp = Qmp::open(&path).unwrap();
+        let mut qmp = Qmp::open(&path, soon()).unwrap();
         assert_eq!(qmp.pid, Some(std::process::id()));
         assert_eq!(
             qmp.look().unwrap(),
             Told {
+                pid: Some(std::process::id()),
                 assigned: 512,
                 balloon: Some(300),
                 available: Some(100),
                 swap_in: None,
                 at: 5,
                 reporting: Some(true),
-                shared: true,
                 polling: Some(2),
             }
         );
@@ -321,7 +324,28 @@ mod tests {
         assert!(refused.to_string().contains("no driver"));
         drop(qmp);
         qemu.join().unwrap();
-        assert!(Qmp::open(&dir.path().join("none")).is_err());
+        assert!(Qmp::open(&dir.path().join("none"), soon()).is_err());
+    }
+
+    /// Each answer comes within the time, all of them together do not.
+    #[test]
+    fn slow_answers_share_one_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("q");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = std::thread::spawn(move || {
+            fake::serve(&listener, |_| {
+                // The pace of the answers: nothing is waited for.
+                std::thread::sleep(Duration::from_millis(300));
+                json!({"return": {}})
+            });
+        });
+        let mut qmp = Qmp::open(&path, Instant::now() + Duration::from_secs(60)).unwrap();
+        qmp.until(Instant::now() + Duration::from_millis(500));
+        let late = (0..100).find_map(|_| qmp.ask("query-balloon", json!({})).err());
+        assert_eq!(late.unwrap().kind(), io::ErrorKind::TimedOut);
+        drop(qmp);
+        qemu.join().unwrap();
     }
 
     /// A greeting that never ends is given up after its time.
@@ -337,7 +361,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        let error = Qmp::open(&path).unwrap_err();
+        let error = Qmp::open(&path, soon()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         qemu.join().unwrap();
     }

@@ -15,11 +15,17 @@ use hearth_memory::{Controller, Decision, Level, MemoryConfig, Note, Status};
 
 use crate::Result;
 use crate::act::{self, Undone};
+use crate::guests::Guests;
 use crate::look::{Eyes, Places};
 use crate::store::RunDir;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
+/// How long guests are waited for at one look, and for the steps that follow from it.
+const LOOK: Duration = Duration::from_millis(500);
+const STEPS_TIME: Duration = Duration::from_secs(1);
+/// How long setting everything back may take: far less than the unit has for a stop.
+const BACK_TIME: Duration = Duration::from_secs(10);
 /// Longest sleep before it is seen whether to end.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -51,36 +57,29 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<()> {
     let mut controller = Controller::default();
     let mut made: VecDeque<Made> = VecDeque::new();
     let mut told = Told::default();
-    let profile = options.config.profile;
     events.tell(Event::MemoryStarted {
-        profile: profile.word().to_owned(),
         changed: dir.to_undo().len() as u64,
     });
     while !stop.load(Ordering::Relaxed) {
         let began = Instant::now();
-        let seen = eyes.look().map_err(|what| {
+        let seen = eyes.look(LOOK).map_err(|what| {
             Fault::new(
                 format!("this host cannot be looked at: {what}"),
                 "run it on the host itself, as root",
             )
         })?;
-        for (guest, e) in act::have_them_tell(&mut eyes, &mut dir) {
+        let end = Instant::now() + STEPS_TIME;
+        for (guest, e) in act::have_them_tell(&eyes, &mut dir, end) {
             tracing::warn!(guest, "cannot be asked for its statistics: {e}");
         }
-        let decisions = controller.decide(&seen, &options.config);
+        let decisions = controller.decide(&seen);
         say(&events, &mut told, &controller, &seen.notes);
         for decision in decisions {
-            made.push_back(step(&mut eyes, &mut dir, &events, decision));
+            made.push_back(step(&mut eyes, &mut dir, &events, decision, end));
             let over = made.len().saturating_sub(STEPS);
             made.drain(..over);
         }
-        let mut status = Status::new(
-            now_ms(),
-            std::process::id(),
-            profile,
-            controller.level(),
-            seen,
-        );
+        let mut status = Status::new(now_ms(), std::process::id(), controller.level(), seen);
         status.helpless = controller.helpless().map(str::to_owned);
         status.steps = made.iter().cloned().collect();
         if let Err(e) = dir.tell(&status) {
@@ -90,7 +89,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<()> {
             std::thread::sleep(GLANCE);
         }
     }
-    let left = set_back(&mut dir, Some(&mut eyes), &mut |note, how| {
+    let left = set_back(&mut dir, Some(&eyes.guests), &mut |note, how| {
         events.tell(Event::MemorySetBack {
             what: note.target.text(),
             value: note.before.clone(),
@@ -154,8 +153,14 @@ fn say(events: &Events, told: &mut Told, controller: &Controller, notes: &[Strin
     told.notes = notes.to_vec();
 }
 
-fn step(eyes: &mut Eyes, dir: &mut RunDir, events: &Events, decision: Decision) -> Made {
-    let outcome = act::act(eyes, dir, &decision.step, &decision.why);
+fn step(
+    eyes: &mut Eyes,
+    dir: &mut RunDir,
+    events: &Events,
+    decision: Decision,
+    end: Instant,
+) -> Made {
+    let outcome = act::act(eyes, dir, &decision.step, &decision.why, end);
     let word = decision.step.word().to_owned();
     let guest = decision.step.guest().unwrap_or_default().to_owned();
     let bytes = decision.step.bytes();
@@ -186,8 +191,8 @@ fn step(eyes: &mut Eyes, dir: &mut RunDir, events: &Events, decision: Decision) 
 fn about(decision: &Decision) -> String {
     use hearth_memory::{Step, human};
     match &decision.step {
-        Step::Share => "equal pages are merged".to_owned(),
         Step::Compress => "pages are compressed before they are swapped out".to_owned(),
+        Step::StopCompress => "pages are compressed no more".to_owned(),
         Step::Balloon { guest, from, to } => {
             format!(
                 "guest {guest} has {} instead of {}",
@@ -204,20 +209,24 @@ fn about(decision: &Decision) -> String {
     }
 }
 
-/// Sets everything back; what could not be, in words. `tell` is called for each change, with what became of it.
+/// Sets everything back, all at once; what could not be, in words. `tell` is called for each change, with what became of it.
 fn set_back(
     dir: &mut RunDir,
-    mut eyes: Option<&mut Eyes>,
+    guests: Option<&Guests>,
     tell: &mut dyn FnMut(&Note, &str),
 ) -> Vec<String> {
+    let end = Instant::now() + BACK_TIME;
     let mut left = Vec::new();
-    for note in dir.to_undo() {
-        let mut open = |path: &std::path::Path| {
-            let known = eyes.as_deref_mut()?.guests.known.values_mut();
-            let mut same = known.filter(|k| k.way == crate::guests::Way::Qmp(path.to_owned()));
-            same.next()?.qmp.take()
+    let begin = |note: Note| {
+        let begun = act::undo(&note, guests);
+        (note, begun)
+    };
+    let begun: Vec<_> = dir.to_undo().into_iter().map(begin).collect();
+    for (note, answer) in begun {
+        let outcome = match answer.and_then(|answer| answer.needed_by(end)) {
+            Err(e) if act::is_gone(&e) => Ok(Undone::Left),
+            outcome => outcome,
         };
-        let outcome = act::undo(&note, &mut open);
         match outcome {
             Ok(undone) => {
                 tell(

@@ -185,7 +185,7 @@ fn replace(dir: &Path, name: &str, bytes: &[u8], mode: u32, durably: bool) -> io
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearth_memory::{Level, Profile, Seen};
+    use hearth_memory::{Level, Seen};
 
     #[test]
     fn notes_outlive_the_process_and_not_the_boot() {
@@ -214,7 +214,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(status(dir.path()), Ok(None));
         let claimed = RunDir::claim(dir.path(), "b").unwrap();
-        let told = Status::new(1, 2, Profile::Keen, Level::High, Seen::default());
+        let told = Status::new(1, 2, Level::High, Seen::default());
         claimed.tell(&told).unwrap();
         assert_eq!(status(dir.path()), Ok(Some(told)));
         claimed.be_silent();

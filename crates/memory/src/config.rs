@@ -6,67 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::MIB;
 
-/// How much is done for room, in the terms of the settings that people know from ESXi.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Profile {
-    /// Nothing until memory becomes short.
-    #[default]
-    Balanced,
-    /// Sharing and compression from the start, balloons earlier.
-    Keen,
-}
-
-impl Profile {
-    /// As it is typed.
-    pub fn word(self) -> &'static str {
-        match self {
-            Profile::Balanced => "balanced",
-            Profile::Keen => "keen",
-        }
-    }
-}
-
-/// The values of a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Values {
-    /// Of the host's memory, what should be available (`Mem.MinFreePct`).
-    pub min_free_percent: f64,
-    /// What an idle page costs more than a used one (`Mem.IdleTax`).
-    pub idle_tax_percent: f64,
-    /// Of a guest's memory, what its balloon may take (`Mem.CtlMaxPercent`).
-    pub balloon_max_percent: u64,
-    /// Of the host's memory, what compressed pages may take (`Mem.MemZipMaxPct`).
-    pub zip_max_percent: u64,
-    /// Pages that are compared each time (`Mem.ShareScanGHz`, roughly).
-    pub share_pages: u64,
-    /// Sharing and compression are on before memory is short.
-    pub early: bool,
-}
-
-impl Profile {
-    /// Its values.
-    pub fn values(self) -> Values {
-        match self {
-            Profile::Balanced => Values {
-                min_free_percent: 6.0,
-                idle_tax_percent: 75.0,
-                balloon_max_percent: 65,
-                zip_max_percent: 20,
-                share_pages: 500,
-                early: false,
-            },
-            Profile::Keen => Values {
-                min_free_percent: 10.0,
-                idle_tax_percent: 90.0,
-                balloon_max_percent: 75,
-                zip_max_percent: 35,
-                share_pages: 2000,
-                early: true,
-            },
-        }
-    }
-}
+/// Of the host's memory, what should be available, in percent (`Mem.MinFreePct`).
+pub const MIN_FREE_PERCENT: f64 = 6.0;
+/// What an idle page costs more than a used one (`Mem.IdleTax`).
+pub const IDLE_TAX_PERCENT: f64 = 75.0;
+/// Of a guest's memory, what its balloon may take (`Mem.CtlMaxPercent`).
+pub const BALLOON_MAX_PERCENT: u64 = 65;
+/// Of the host's memory, what compressed pages may take (`Mem.MemZipMaxPct`).
+pub const ZIP_MAX_PERCENT: u64 = 20;
 
 /// What is said of one guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,7 +23,10 @@ pub struct GuestConfig {
     pub name: String,
     /// Its QMP socket, where libvirt does not run it.
     pub qmp: Option<PathBuf>,
-    /// What it keeps, whatever happens.
+    /// Nothing is taken from it, and it is not asked how it is.
+    #[serde(default)]
+    pub exempt: bool,
+    /// What neither a balloon nor swapping out takes from it.
     pub min_mib: Option<u64>,
     /// What it gets at most, if that is less than it is assigned.
     pub max_mib: Option<u64>,
@@ -88,15 +38,11 @@ pub struct GuestConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// How much is done.
-    pub profile: Profile,
     /// Are libvirt's guests looked at?
     pub libvirt: bool,
     /// A control group with a limit that all guests are in, such as `/sys/fs/cgroup/machine.slice`: then that is
     /// the host.
     pub cgroup: Option<PathBuf>,
-    /// What may be swapped out in the long run, GiB a day, for the flash's sake: with more, memory is taken back earlier.
-    pub swap_out_gib_per_day: Option<u64>,
     /// Guests.
     pub guest: Vec<GuestConfig>,
 }
@@ -104,10 +50,8 @@ pub struct MemoryConfig {
 impl Default for MemoryConfig {
     fn default() -> MemoryConfig {
         MemoryConfig {
-            profile: Profile::default(),
             libvirt: true,
             cgroup: None,
-            swap_out_gib_per_day: None,
             guest: Vec::new(),
         }
     }
@@ -116,8 +60,10 @@ impl Default for MemoryConfig {
 /// A guest's bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// What it keeps.
+    /// What its balloon leaves it.
     pub minimum: u64,
+    /// What swapping out leaves it.
+    pub reserved: u64,
     /// What it gets.
     pub maximum: u64,
     /// Against others'.
@@ -164,20 +110,26 @@ impl MemoryConfig {
         let maximum = said
             .and_then(|g| g.max_mib)
             .map_or(assigned, |mib| bytes(mib).min(assigned));
-        let kept = 100 - self.profile.values().balloon_max_percent;
-        let minimum = said
+        let reserved = said
             .and_then(|g| g.min_mib)
-            .map_or(assigned / 100 * kept, bytes)
-            .min(maximum);
+            .map(|mib| bytes(mib).min(maximum));
+        let kept = assigned / 100 * (100 - BALLOON_MAX_PERCENT);
+        let minimum = reserved.unwrap_or(kept.min(maximum));
         let share = said
             .and_then(|g| g.share)
             .unwrap_or(SHARE_PER_MIB * (assigned / MIB))
             .max(1);
         Bounds {
             minimum,
+            reserved: reserved.unwrap_or(0),
             maximum,
             share,
         }
+    }
+
+    /// Is nothing to be done to this guest?
+    pub fn is_exempt(&self, name: &str) -> bool {
+        self.guest.iter().any(|g| g.exempt && g.name == name)
     }
 }
 
@@ -191,6 +143,7 @@ mod tests {
         let of = |config: &MemoryConfig| config.bounds("a", 1000 * MIB);
         assert_eq!(of(&config).maximum, 1000 * MIB);
         assert_eq!(of(&config).minimum / MIB, 350, "65 % may go");
+        assert_eq!(of(&config).reserved, 0);
         config.guest = vec![GuestConfig {
             name: "a".into(),
             min_mib: Some(5000),
@@ -200,7 +153,7 @@ mod tests {
         }];
         let bounds = of(&config);
         assert_eq!((bounds.minimum, bounds.maximum), (700 * MIB, 700 * MIB));
-        assert_eq!(bounds.share, 7);
+        assert_eq!((bounds.reserved, bounds.share), (700 * MIB, 7));
         assert!(config.check().is_err());
         config.guest[0].max_mib = None;
         assert_eq!(config.check(), Ok(()));

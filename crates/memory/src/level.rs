@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Values;
+use crate::config::MIN_FREE_PERCENT;
 use crate::seen::Seen;
 
 /// Later ones are worse.
@@ -67,13 +67,13 @@ impl Level {
 }
 
 /// Bytes that should be available.
-pub fn wanted(total: u64, values: &Values) -> u64 {
-    (total as f64 * values.min_free_percent / 100.0) as u64
+pub fn wanted(total: u64) -> u64 {
+    (total as f64 * MIN_FREE_PERCENT / 100.0) as u64
 }
 
 /// What the figures of one moment say; with `margin` above 1 they have to say more for a better level.
-fn of(seen: &Seen, values: &Values, margin: f64) -> Level {
-    let wanted = wanted(seen.total, values) as f64 * margin;
+fn of(seen: &Seen, margin: f64) -> Level {
+    let wanted = wanted(seen.total) as f64 * margin;
     let available = seen.available as f64;
     let by_room = if available >= 2.0 * wanted {
         Level::High
@@ -112,8 +112,8 @@ fn by_waiting(seen: &Seen, margin: f64) -> Level {
 }
 
 /// Does waiting say that memory is short, whatever the figures say?
-pub fn waits(seen: &Seen, values: &Values) -> bool {
-    let plenty = 4 * wanted(seen.total, values);
+pub fn waits(seen: &Seen) -> bool {
+    let plenty = 4 * wanted(seen.total);
     seen.available < plenty && by_waiting(seen, 1.0) >= Level::Soft
 }
 
@@ -129,11 +129,11 @@ pub struct Gauge {
 
 impl Gauge {
     /// Looks.
-    pub fn look(&mut self, seen: &Seen, values: &Values) -> Level {
-        let now = of(seen, values, 1.0);
+    pub fn look(&mut self, seen: &Seen) -> Level {
+        let now = of(seen, 1.0);
         if now > self.level {
             (self.level, self.since, self.better_since) = (now, seen.at_ms, None);
-        } else if of(seen, values, MARGIN) >= self.level {
+        } else if of(seen, MARGIN) >= self.level {
             self.better_since = None;
         } else {
             let since = *self.better_since.get_or_insert(seen.at_ms);
@@ -159,7 +159,6 @@ impl Gauge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Profile;
 
     fn host(at_ms: u64, percent: u64) -> Seen {
         Seen {
@@ -172,13 +171,12 @@ mod tests {
 
     #[test]
     fn worse_at_once_and_better_step_by_step() {
-        let values = Profile::Balanced.values();
         let mut gauge = Gauge::default();
-        assert_eq!(gauge.look(&host(0, 50), &values), Level::High);
-        assert_eq!(gauge.look(&host(1000, 1), &values), Level::Low);
+        assert_eq!(gauge.look(&host(0, 50)), Level::High);
+        assert_eq!(gauge.look(&host(1000, 1)), Level::Low);
         let mut seen = Vec::new();
         for at in 2..60 {
-            let level = gauge.look(&host(at * 1000, 50), &values);
+            let level = gauge.look(&host(at * 1000, 50));
             if seen.last() != Some(&level) {
                 seen.push(level);
             }
@@ -187,21 +185,20 @@ mod tests {
         back.reverse();
         assert_eq!(seen, back);
         // At the threshold it stays what it is.
-        assert_eq!(gauge.look(&host(70_000, 11), &values), Level::Clear);
+        assert_eq!(gauge.look(&host(70_000, 11)), Level::Clear);
         for at in 71..200 {
-            assert_eq!(gauge.look(&host(at * 1000, 12), &values), Level::Clear);
+            assert_eq!(gauge.look(&host(at * 1000, 12)), Level::Clear);
         }
     }
 
     #[test]
     fn waiting_counts_only_where_memory_is_not_plenty() {
-        let values = Profile::Balanced.values();
         let waiting = |percent, some, full| Seen {
             pressure: Some(Pressure { some, full }),
             ..host(0, percent)
         };
         use crate::seen::Pressure;
-        let level = |seen: &Seen| Gauge::default().look(seen, &values);
+        let level = |seen: &Seen| Gauge::default().look(seen);
         assert_eq!(level(&waiting(20, 50.0, 20.0)), Level::Hard);
         assert_eq!(level(&waiting(20, 10.0, 0.0)), Level::Soft);
         assert_eq!(level(&waiting(60, 50.0, 20.0)), Level::High);

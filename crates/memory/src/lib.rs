@@ -13,13 +13,12 @@ pub mod plan;
 pub mod rules;
 pub mod seen;
 pub mod status;
-pub mod wear;
 
-pub use config::{GuestConfig, MemoryConfig, Profile};
+pub use config::{GuestConfig, MemoryConfig};
 pub use level::Level;
 pub use notes::{Note, Notes, Target};
 pub use rules::{Controller, Decision, Step};
-pub use seen::{Guest, Inside, Ksm, Pressure, Seen, Zswap};
+pub use seen::{Guest, Inside, Pressure, Seen, Zswap};
 pub use status::Status;
 
 /// A MiB.

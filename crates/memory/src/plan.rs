@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::MemoryConfig;
+use crate::config::ZIP_MAX_PERCENT;
 use crate::level::wanted;
 use crate::seen::Seen;
 use crate::{MIB, human};
@@ -31,8 +31,6 @@ pub struct Plan {
     pub minimum: u64,
     /// Bytes balloons could take now without hurting anybody.
     pub balloons: u64,
-    /// Bytes that sharing saves now.
-    pub shared: u64,
     /// Bytes more that fit into memory compressed.
     pub compressed: u64,
     /// Bytes of swap that are free.
@@ -48,8 +46,7 @@ pub struct Plan {
 }
 
 /// Says how far it goes.
-pub fn plan(seen: &Seen, config: &MemoryConfig) -> Plan {
-    let values = config.profile.values();
+pub fn plan(seen: &Seen) -> Plan {
     let sum = |of: fn(&crate::Guest) -> u64| seen.guests.iter().map(of).sum::<u64>();
     let assigned = sum(|g| g.assigned);
     let used = sum(crate::Guest::used);
@@ -62,7 +59,7 @@ pub fn plan(seen: &Seen, config: &MemoryConfig) -> Plan {
     let for_guests = seen
         .total
         .saturating_sub(others)
-        .saturating_sub(wanted(seen.total, &values));
+        .saturating_sub(wanted(seen.total));
     let balloons = seen
         .guests
         .iter()
@@ -81,7 +78,7 @@ pub fn plan(seen: &Seen, config: &MemoryConfig) -> Plan {
         .map_or(RATIO, |(stored, pool)| {
             (stored as f64 / pool as f64).clamp(1.0, 8.0)
         });
-    let pool = seen.total as f64 * values.zip_max_percent as f64 / 100.0;
+    let pool = seen.total as f64 * ZIP_MAX_PERCENT as f64 / 100.0;
     let compressed = if can_compress {
         ((ratio - 1.0) * pool).min(seen.swap_free as f64) as u64
     } else {
@@ -91,13 +88,15 @@ pub fn plan(seen: &Seen, config: &MemoryConfig) -> Plan {
     let part = |bytes: u64| (bytes as f64 / assigned.max(1) as f64).clamp(0.02, 1.0);
     let now = over(assigned);
     // Of what more guests like these are assigned, the same part is used.
-    let fits = for_guests.saturating_add(seen.ksm.map_or(0, |k| k.saved));
-    let without_swap = over(fits) / part(used);
+    let without_swap = over(for_guests) / part(used);
     let everywhere = over(
-        fits.saturating_add(compressed)
+        for_guests
+            .saturating_add(compressed)
             .saturating_add(seen.swap_free),
     ) / part(used);
-    let at_most = everywhere.min(over(fits) / part(active)).max(without_swap);
+    let at_most = everywhere
+        .min(over(for_guests) / part(active))
+        .max(without_swap);
     let mut plan = Plan {
         total: seen.total,
         for_guests,
@@ -106,7 +105,6 @@ pub fn plan(seen: &Seen, config: &MemoryConfig) -> Plan {
         active,
         minimum: sum(|g| g.minimum),
         balloons,
-        shared: seen.ksm.map_or(0, |k| k.saved),
         compressed,
         swap_free: seen.swap_free,
         now,
@@ -131,27 +129,33 @@ fn names<'a>(guests: impl Iterator<Item = &'a crate::Guest>) -> Option<String> {
 /// Guests for which one of the means is not there, each in a sentence.
 pub fn gaps(seen: &Seen) -> Vec<String> {
     let guests = || seen.guests.iter();
+    let asked = || guests().filter(|g| !g.exempt);
     let mut said = Vec::new();
-    if let Some(who) = names(guests().filter(|g| g.balloon.is_none())) {
+    if let Some(who) = names(asked().filter(|g| g.balloon.is_none())) {
         said.push(format!(
             "no balloon in {who}: nothing can be taken back but by swapping (device virtio-balloon-pci)"
         ));
     }
     let silent = |g: &&crate::Guest| g.balloon.is_some() && g.inside.is_none();
-    if let Some(who) = names(guests().filter(silent)) {
+    if let Some(who) = names(asked().filter(silent)) {
         said.push(format!(
             "no statistics from {who}: their balloons are left alone, for nobody would know if they were short (driver virtio_balloon in the guest; in Windows its service, too)"
         ));
     }
     let off = |g: &&crate::Guest| g.balloon.is_some() && g.reporting == Some(false);
-    if let Some(who) = names(guests().filter(off)) {
+    if let Some(who) = names(asked().filter(off)) {
         said.push(format!(
             "free-page reporting is off in {who}: what they free stays taken until a balloon fetches it (free-page-reporting=on; Windows has none)"
         ));
     }
-    if let Some(who) = names(guests().filter(|g| g.shared)) {
+    if let Some(who) = names(guests().filter(|g| g.exempt)) {
+        said.push(format!("nothing is taken from {who}, as the settings say"));
+    }
+    if let Some(zswap) = seen.zswap.as_ref().filter(|z| z.is_in_vain()) {
         said.push(format!(
-            "the memory of {who} is shared with other processes, as vhost-user needs it: equal pages in it are not merged"
+            "compressed pages take {} and hold {}: they do not become smaller",
+            human(zswap.pool.unwrap_or(0)),
+            human(zswap.stored.unwrap_or(0))
         ));
     }
     said
@@ -171,9 +175,6 @@ fn advice(seen: &Seen, plan: &Plan) -> Vec<String> {
         said.push(
             "there is no swap: hearth swap on --size 8G makes some on the flash, and compression needs it".to_owned(),
         );
-    }
-    if seen.ksm.is_none() {
-        said.push("this kernel does not merge equal pages (CONFIG_KSM)".to_owned());
     }
     if seen.zswap.is_none() {
         said.push("this kernel does not compress before it swaps (CONFIG_ZSWAP)".to_owned());
@@ -196,7 +197,7 @@ fn advice(seen: &Seen, plan: &Plan) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Guest, Inside, Ksm, Zswap};
+    use crate::{Guest, Inside, Zswap};
 
     fn guest(name: &str, assigned: u64, used: u64, active: u64) -> Guest {
         Guest {
@@ -223,7 +224,6 @@ mod tests {
             available: 4000 * MIB,
             swap_total: 8000 * MIB,
             swap_free: 8000 * MIB,
-            ksm: Some(Ksm::default()),
             zswap: Some(Zswap::default()),
             guests: vec![guest("a", 4000, 2000, 500), guest("b", 4000, 2000, 500)],
             ..Seen::default()
@@ -232,13 +232,33 @@ mod tests {
 
     #[test]
     fn more_guests_like_these() {
-        let plan = plan(&host(), &MemoryConfig::default());
+        let plan = plan(&host());
         assert_eq!(plan.assigned, 8000 * MIB);
         assert_eq!(plan.for_guests, 7520 * MIB);
         // Half is used: twice as much fits; an eighth is in use all the time, so swap allows for more.
         assert!((plan.without_swap - 2.0).abs() < 0.01, "{plan:?}");
         assert!(plan.at_most > 4.0 && plan.at_most < 8.1, "{plan:?}");
         assert_eq!(plan.advice, Vec::<String>::new());
+    }
+
+    #[test]
+    fn exempt_guests_and_vain_compression_are_told() {
+        let mut seen = host();
+        seen.guests[0].exempt = true;
+        seen.guests[0].balloon = None;
+        seen.zswap = Some(Zswap {
+            on: true,
+            pool_max: 100 * MIB,
+            pool: Some(90 * MIB),
+            stored: Some(95 * MIB),
+            ..Zswap::default()
+        });
+        let all = gaps(&seen).join("\n");
+        assert!(all.contains("nothing is taken from a") && !all.contains("no balloon"));
+        assert!(all.contains("do not become smaller"), "{all}");
+        // Half of what is stored is saved: that is what it is for.
+        seen.zswap.as_mut().unwrap().stored = Some(180 * MIB);
+        assert!(!gaps(&seen).join("\n").contains("smaller"));
     }
 
     #[test]
@@ -252,14 +272,14 @@ mod tests {
         seen.available = 100 * MIB;
         seen.swap_total = 0;
         seen.swap_free = 0;
-        let plan = plan(&seen, &MemoryConfig::default());
+        let plan = plan(&seen);
         let all = plan.advice.join("\n");
         assert!(
             all.contains("buy RAM") && all.contains("no swap") && all.contains("a, b"),
             "{all}"
         );
         assert_eq!(plan.compressed, 0);
-        let none = super::plan(&Seen::default(), &MemoryConfig::default());
+        let none = super::plan(&Seen::default());
         assert!(none.advice[0].contains("--guest"));
         assert!(none.at_most.is_finite() && none.now.is_finite());
     }

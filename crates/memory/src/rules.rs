@@ -1,8 +1,9 @@
 //! What to do now.
 //!
 //! The order is that in which memory is cheapest to have. What guests free by themselves (free-page reporting) needs no
-//! doing. Then equal pages are kept once; then balloons take from guests that do not use what they have; then pages are compressed on
-//! their way to swap; then idle guests are swapped out before the kernel picks anybody. Who is idle pays first: a page
+//! doing. Then balloons take from guests that do not use what they have; then pages are compressed on
+//! their way to swap; then idle guests are swapped out before the kernel picks any. A later means is used for what the earlier
+//! ones cannot give, not for what they have not given yet, unless next to nothing is left. Idle guests pay first: a page
 //! that is not used counts several times as much as one that is ([`price`], the idle tax of ESXi).
 //!
 //! Nothing here may make it worse. A balloon never leaves a guest less than its minimum, nor less than it uses and a
@@ -14,10 +15,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{MemoryConfig, Profile, Values};
+use crate::config::{IDLE_TAX_PERCENT, ZIP_MAX_PERCENT};
 use crate::level::{Gauge, Level, waits, wanted};
 use crate::seen::{Guest, Seen};
-use crate::wear::Wear;
 use crate::{MIB, human};
 
 /// Balloons are moved in pieces of this size.
@@ -46,6 +46,8 @@ const PAGES_EVERY_MS: u64 = 2_000;
 /// Bytes at one go.
 const OUT_MAX: u64 = 128 * MIB;
 const BACK_MAX: u64 = 32 * MIB;
+/// How long nothing is compressed after it was in vain.
+const VAIN_MS: u64 = 3_600_000;
 /// How long nothing can have helped before that is said.
 const HELPLESS_MS: u64 = 10_000;
 
@@ -53,10 +55,10 @@ const HELPLESS_MS: u64 = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// Keep equal pages once.
-    Share,
     /// Compress pages on their way to swap.
     Compress,
+    /// Do so no more.
+    StopCompress,
     /// Leave a guest this much.
     Balloon {
         /// The guest.
@@ -86,8 +88,8 @@ impl Step {
     /// A name that stays.
     pub fn word(&self) -> &'static str {
         match self {
-            Step::Share => "share",
             Step::Compress => "compress",
+            Step::StopCompress => "stop-compress",
             Step::Balloon { from, to, .. } if to < from => "balloon-take",
             Step::Balloon { .. } => "balloon-give",
             Step::PageOut { .. } => "page-out",
@@ -98,7 +100,7 @@ impl Step {
     /// Whom it is about.
     pub fn guest(&self) -> Option<&str> {
         match self {
-            Step::Share | Step::Compress => None,
+            Step::Compress | Step::StopCompress => None,
             Step::Balloon { guest, .. }
             | Step::PageOut { guest, .. }
             | Step::ReadBack { guest, .. } => Some(guest),
@@ -108,7 +110,7 @@ impl Step {
     /// Bytes it is about.
     pub fn bytes(&self) -> u64 {
         match self {
-            Step::Share | Step::Compress => 0,
+            Step::Compress | Step::StopCompress => 0,
             Step::Balloon { from, to, .. } => from.abs_diff(*to),
             Step::PageOut { bytes, .. } | Step::ReadBack { bytes, .. } => *bytes,
         }
@@ -144,7 +146,8 @@ struct Kept {
 #[derive(Clone, Debug, Default)]
 pub struct Controller {
     gauge: Gauge,
-    wear: Wear,
+    /// Nothing is compressed before: it was in vain.
+    vain_until: u64,
     guests: BTreeMap<String, Kept>,
     /// When something was given back without need, and how long the next one waits.
     gave_at: Option<u64>,
@@ -155,10 +158,10 @@ pub struct Controller {
 }
 
 /// What a guest's memory is worth: of two, the one with the lower price pays. A page that is not used counts `1 / (1 - tax)` times.
-pub fn price(guest: &Guest, values: &Values) -> f64 {
+pub fn price(guest: &Guest) -> f64 {
     let has = guest.balloon.unwrap_or(guest.assigned).max(1);
     let used = (guest.active as f64 / has as f64).clamp(0.0, 1.0);
-    let idle_costs = 1.0 / (1.0 - values.idle_tax_percent / 100.0);
+    let idle_costs = 1.0 / (1.0 - IDLE_TAX_PERCENT / 100.0);
     guest.share as f64 / (has as f64 * (used + idle_costs * (1.0 - used)))
 }
 
@@ -176,27 +179,34 @@ impl Kept {
         guest.minimum.max(learnt)
     }
 
-    /// Bytes a balloon may take now.
-    fn room(&self, guest: &Guest, now: u64) -> u64 {
-        // A guest that does not say how it is might be hurt and nobody would know.
+    /// Bytes a balloon can take, step by step.
+    fn spare(&self, guest: &Guest, now: u64) -> u64 {
+        // A guest that does not say how it is might be hurt without a sign of it.
         let (Some(has), Some(inside)) = (guest.balloon, guest.inside) else {
             return 0;
         };
-        if now < self.rest_until || !due(self.took_at, now, TAKE_EVERY_MS) {
+        if now < self.rest_until {
             return 0;
         }
         // While the balloon still moves, what the guest says is of the past.
         let moving = has.saturating_sub(self.target.unwrap_or(has));
-        let has = has - moving;
         let spare = inside
             .available
             .saturating_sub(moving)
             .saturating_sub(2 * guest.reserve());
-        let room = has
-            .saturating_sub(self.floor(guest, now))
-            .min(spare)
-            .min((has / TAKE_PART).max(PIECE));
-        room / PIECE * PIECE
+        let room = (has - moving).saturating_sub(self.floor(guest, now));
+        room.min(spare) / PIECE * PIECE
+    }
+
+    /// Bytes of it that may be taken now.
+    fn room(&self, guest: &Guest, now: u64) -> u64 {
+        if !due(self.took_at, now, TAKE_EVERY_MS) {
+            return 0;
+        }
+        let has = guest.balloon.unwrap_or(0);
+        let has = has.min(self.target.unwrap_or(has));
+        let most = (has / TAKE_PART).max(PIECE) / PIECE * PIECE;
+        self.spare(guest, now).min(most)
     }
 }
 
@@ -212,20 +222,12 @@ impl Controller {
     }
 
     /// What to do now, in this order.
-    pub fn decide(&mut self, seen: &Seen, config: &MemoryConfig) -> Vec<Decision> {
-        let per_day = config
-            .swap_out_gib_per_day
-            .map(|gib| gib.saturating_mul(1 << 30));
-        // What is swapped out is not held up: less has to be, if memory is taken back earlier.
-        let (values, why_early) = match self.wear.look(seen, per_day) {
-            true => (
-                Profile::Keen.values(),
-                "more is swapped out than the flash is to take (swap_out_gib_per_day)",
-            ),
-            false => (config.profile.values(), "the profile is keen"),
-        };
+    pub fn decide(&mut self, seen: &Seen) -> Vec<Decision> {
+        let mut seen = seen.clone();
+        seen.guests.retain(|guest| !guest.exempt);
+        let seen = &seen;
         let now = seen.at_ms;
-        let level = self.gauge.look(seen, &values);
+        let level = self.gauge.look(seen);
         self.guests
             .retain(|name, _| seen.guests.iter().any(|g| g.name == *name));
         for guest in &seen.guests {
@@ -234,17 +236,19 @@ impl Controller {
         let mut steps = Vec::new();
         self.help(seen, &mut steps);
         let helped: u64 = steps.iter().map(|d| d.step.bytes()).sum();
-        let presses = level >= Level::Soft || (values.early && level >= Level::Clear);
-        if (presses || values.early)
-            && let Some(step) = share(seen, level)
-        {
-            steps.push(step);
+        let zswap = seen.zswap.as_ref();
+        if let Some(zswap) = zswap.filter(|z| now >= self.vain_until && z.is_in_vain()) {
+            self.vain_until = now + VAIN_MS;
+            steps.push(Decision {
+                step: Step::StopCompress,
+                why: format!(
+                    "compressed pages take {} and hold {}: they do not become smaller",
+                    human(zswap.pool.unwrap_or(0)),
+                    human(zswap.stored.unwrap_or(0))
+                ),
+            });
         }
-        if values.early
-            && let Some(step) = compress(seen, &values, why_early)
-        {
-            steps.push(step);
-        }
+        let presses = level >= Level::Soft;
         if presses {
             if self
                 .gave_at
@@ -253,13 +257,13 @@ impl Controller {
                 self.give_wait_ms = (self.give_wait_ms.max(CALM_MS) * 2).min(REST_MAX_MS);
                 self.gave_at = None;
             }
-            self.take(seen, &values, level, helped, &mut steps);
+            self.take(seen, level, helped, &mut steps);
         } else {
             self.stuck_since = None;
             self.helpless = None;
             let wait = self.give_wait_ms.max(CALM_MS);
             if level == Level::High && self.gauge.for_ms(now) >= wait {
-                self.give_back(seen, &values, &mut steps);
+                self.give_back(seen, &mut steps);
             }
         }
         for decision in &steps {
@@ -328,22 +332,11 @@ impl Controller {
     }
 
     /// Memory is short.
-    fn take(
-        &mut self,
-        seen: &Seen,
-        values: &Values,
-        level: Level,
-        helped: u64,
-        steps: &mut Vec<Decision>,
-    ) {
+    fn take(&mut self, seen: &Seen, level: Level, helped: u64, steps: &mut Vec<Decision>) {
         let now = seen.at_ms;
-        let goal = wanted(seen.total, values).saturating_mul(2);
+        let goal = wanted(seen.total).saturating_mul(2);
         // Where waiting says that it is short and the figures do not, a little more room is made.
-        let least = if waits(seen, values) {
-            seen.total / 64
-        } else {
-            0
-        };
+        let least = if waits(seen) { seen.total / 64 } else { 0 };
         let lacks = goal
             .saturating_add(helped)
             .saturating_sub(seen.available)
@@ -361,10 +354,17 @@ impl Controller {
             human(goal)
         );
         let moving = self.moving(seen);
-        let left = self.balloons(seen, values, lacks.saturating_sub(moving), &why, steps);
+        let wants = lacks.saturating_sub(moving);
+        let can = self.can_take(seen);
+        let mut left = self.balloons(seen, wants, &why, steps);
         let mut done = steps.iter().any(|d| d.step.word() != "balloon-give") || moving > 0;
+        // What balloons can take in later steps is left to them, unless next to nothing is left until then.
+        if level < Level::Low {
+            left = left.saturating_sub(can.saturating_sub(wants - left));
+        }
         if left > 0
-            && let Some(step) = compress(seen, values, &why)
+            && now >= self.vain_until
+            && let Some(step) = compress(seen, &why)
         {
             steps.push(step);
             done = true;
@@ -374,7 +374,7 @@ impl Controller {
             .values()
             .any(|k| !due(k.took_at, now, TAKE_EVERY_MS) || !due(k.pages_at, now, PAGES_EVERY_MS));
         if left > 0 && level >= Level::Hard {
-            done |= self.page_out(seen, values, left, &why, steps);
+            done |= self.page_out(seen, left, &why, steps);
         }
         if done || resting || level < Level::Hard {
             self.stuck_since = None;
@@ -399,15 +399,17 @@ impl Controller {
         each.sum()
     }
 
+    /// Bytes that balloons can take, now and in later steps.
+    fn can_take(&self, seen: &Seen) -> u64 {
+        let each = seen.guests.iter().filter_map(|g| {
+            let kept = self.guests.get(&g.name)?;
+            Some(kept.spare(g, seen.at_ms))
+        });
+        each.sum()
+    }
+
     /// Takes by balloons; what is still lacking.
-    fn balloons(
-        &mut self,
-        seen: &Seen,
-        values: &Values,
-        lacks: u64,
-        why: &str,
-        steps: &mut Vec<Decision>,
-    ) -> u64 {
+    fn balloons(&mut self, seen: &Seen, lacks: u64, why: &str, steps: &mut Vec<Decision>) -> u64 {
         let now = seen.at_ms;
         let mut left = lacks;
         // Piece by piece from who is cheapest then: that is how it divides among several.
@@ -423,7 +425,7 @@ impl Controller {
             let cheapest = offers
                 .iter_mut()
                 .filter(|(_, room, taken)| taken < room)
-                .min_by(|a, b| price(&a.0, values).total_cmp(&price(&b.0, values)));
+                .min_by(|a, b| price(&a.0).total_cmp(&price(&b.0)));
             let Some((guest, _, taken)) = cheapest else {
                 break;
             };
@@ -454,14 +456,7 @@ impl Controller {
     }
 
     /// Swaps idle guests out, the cheapest first; true if that is going on.
-    fn page_out(
-        &mut self,
-        seen: &Seen,
-        values: &Values,
-        lacks: u64,
-        why: &str,
-        steps: &mut Vec<Decision>,
-    ) -> bool {
+    fn page_out(&mut self, seen: &Seen, lacks: u64, why: &str, steps: &mut Vec<Decision>) -> bool {
         let now = seen.at_ms;
         let mut room = (seen.swap_free.saturating_sub(seen.swap_total / 20)).min(lacks);
         let mut idle: Vec<&Guest> = seen
@@ -469,13 +464,15 @@ impl Controller {
             .iter()
             .filter(|g| g.pid.is_some() && g.idle() && g.resident > 2 * g.active + 8 * MIB)
             .collect();
-        idle.sort_by(|a, b| price(a, values).total_cmp(&price(b, values)));
+        idle.sort_by(|a, b| price(a).total_cmp(&price(b)));
         let mut going = false;
         for guest in idle {
             let Some(kept) = self.guests.get_mut(&guest.name) else {
                 continue;
             };
-            let bytes = (guest.resident.saturating_sub(guest.active) / 2)
+            let spare = guest.resident - guest.active;
+            let bytes = (spare / 2)
+                .min(guest.resident.saturating_sub(guest.reserved))
                 .min(OUT_MAX)
                 .min(room);
             if bytes < PIECE {
@@ -503,16 +500,16 @@ impl Controller {
     }
 
     /// There is plenty: what was taken goes back, as far as there stays plenty.
-    fn give_back(&mut self, seen: &Seen, values: &Values, steps: &mut Vec<Decision>) {
+    fn give_back(&mut self, seen: &Seen, steps: &mut Vec<Decision>) {
         let now = seen.at_ms;
         if !due(self.gave_at, now, GIVE_EVERY_MS) {
             return;
         }
         // So much more than where it counts as plenty that giving back does not end that.
-        let keeps = wanted(seen.total, values).saturating_mul(3);
+        let keeps = wanted(seen.total).saturating_mul(3);
         let mut room = seen.available.saturating_sub(keeps);
         let mut poorest: Vec<&Guest> = seen.guests.iter().collect();
-        poorest.sort_by(|a, b| price(b, values).total_cmp(&price(a, values)));
+        poorest.sort_by(|a, b| price(b).total_cmp(&price(a)));
         for guest in &poorest {
             let Some(has) = guest.balloon else { continue };
             let Some(kept) = self.guests.get_mut(&guest.name) else {
@@ -564,24 +561,12 @@ impl Controller {
     }
 }
 
-fn share(seen: &Seen, level: Level) -> Option<Decision> {
-    let can = seen.guests.iter().any(|g| !g.shared);
-    (can && seen.ksm.is_some_and(|k| !k.on)).then(|| Decision {
-        step: Step::Share,
-        why: format!(
-            "memory is {}: equal pages of guests are kept once",
-            level.word()
-        ),
-    })
-}
-
-fn compress(seen: &Seen, values: &Values, why: &str) -> Option<Decision> {
+fn compress(seen: &Seen, why: &str) -> Option<Decision> {
     let off = seen.zswap.as_ref().is_some_and(|z| !z.on);
     (off && seen.swap_total > 0).then(|| Decision {
         step: Step::Compress,
         why: format!(
-            "{why}; pages are compressed before they are swapped out, in up to {} % of memory",
-            values.zip_max_percent
+            "{why}; pages are compressed before they are swapped out, in up to {ZIP_MAX_PERCENT} % of memory"
         ),
     })
 }

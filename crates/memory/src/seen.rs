@@ -22,8 +22,6 @@ pub struct Seen {
     pub swap_out: u64,
     /// Time lost to waiting for memory, where the kernel tells it.
     pub pressure: Option<Pressure>,
-    /// Sharing of equal pages, where the kernel has it.
-    pub ksm: Option<Ksm>,
     /// Compression before swap, where the kernel has it.
     pub zswap: Option<Zswap>,
     /// The guests, by name.
@@ -41,15 +39,6 @@ pub struct Pressure {
     pub full: f64,
 }
 
-/// Kernel samepage merging.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ksm {
-    /// Pages are compared.
-    pub on: bool,
-    /// Bytes that are saved.
-    pub saved: u64,
-}
-
 /// Compression before swap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Zswap {
@@ -59,10 +48,27 @@ pub struct Zswap {
     pub compressor: String,
     /// Of the host's memory, what it may take.
     pub pool_percent: u64,
+    /// Bytes it may take; 0 where that is not known.
+    #[serde(default)]
+    pub pool_max: u64,
     /// Bytes it takes, where the kernel tells it.
     pub pool: Option<u64>,
     /// Bytes that are in it, where the kernel tells it.
     pub stored: Option<u64>,
+}
+
+/// From so many percent of what it may take, the pool counts as full.
+const FULL_PERCENT: u64 = 80;
+
+impl Zswap {
+    /// Is it full of pages that do not become smaller? Less than a third is saved then.
+    pub fn is_in_vain(&self) -> bool {
+        let (Some(pool), Some(stored)) = (self.pool, self.stored) else {
+            return false;
+        };
+        let full = self.pool_max / 100 * FULL_PERCENT;
+        self.on && full > 0 && pool >= full && stored < pool / 2 * 3
+    }
 }
 
 /// A guest.
@@ -92,10 +98,14 @@ pub struct Guest {
     pub inside: Option<Inside>,
     /// It gives back at once what it frees; `None` where that cannot be known.
     pub reporting: Option<bool>,
-    /// Its memory is shared with another process, so equal pages are not merged.
-    pub shared: bool,
-    /// What it keeps, in bytes.
+    /// Nothing is done to it.
+    #[serde(default)]
+    pub exempt: bool,
+    /// What its balloon leaves it, in bytes.
     pub minimum: u64,
+    /// What swapping out leaves it, in bytes.
+    #[serde(default)]
+    pub reserved: u64,
     /// What it gets, in bytes.
     pub maximum: u64,
     /// Against others'.

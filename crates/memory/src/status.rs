@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Decision, Level, Profile, Seen};
+use crate::{Decision, Level, Seen};
 
 /// Of its form.
 pub const VERSION: u32 = 1;
@@ -33,8 +33,6 @@ pub struct Status {
     pub at: u64,
     /// The controller's process.
     pub pid: u32,
-    /// How much it does.
-    pub profile: Profile,
     /// How short memory is.
     pub level: Level,
     /// Why nothing helps, if so.
@@ -47,12 +45,11 @@ pub struct Status {
 
 impl Status {
     /// One of this version.
-    pub fn new(at: u64, pid: u32, profile: Profile, level: Level, seen: Seen) -> Status {
+    pub fn new(at: u64, pid: u32, level: Level, seen: Seen) -> Status {
         Status {
             version: VERSION,
             at,
             pid,
-            profile,
             level,
             helpless: None,
             seen,
@@ -94,7 +91,7 @@ mod tests {
             }],
             ..Seen::default()
         };
-        let mut status = Status::new(5, 7, Profile::Keen, Level::Soft, seen);
+        let mut status = Status::new(5, 7, Level::Soft, seen);
         status.steps.push(Made {
             at: 4,
             decision: Decision {
@@ -107,7 +104,7 @@ mod tests {
             },
             error: None,
         });
-        let golden = r#"{"version":1,"at":5,"pid":7,"profile":"keen","level":"soft","helpless":null,"seen":{"at_ms":0,"total":2,"available":1,"swap_total":0,"swap_free":0,"swap_in":0,"swap_out":0,"pressure":null,"ksm":null,"zswap":null,"guests":[{"name":"vm","pid":null,"assigned":3,"resident":0,"swapped":0,"compressed":null,"active":0,"cpu":0.0,"stalled_ms":null,"balloon":null,"inside":null,"reporting":null,"shared":false,"minimum":0,"maximum":0,"share":0}],"notes":[]},"steps":[{"at":4,"step":{"balloon":{"guest":"vm","from":3,"to":2}},"why":"w","error":null}]}"#;
+        let golden = r#"{"version":1,"at":5,"pid":7,"level":"soft","helpless":null,"seen":{"at_ms":0,"total":2,"available":1,"swap_total":0,"swap_free":0,"swap_in":0,"swap_out":0,"pressure":null,"zswap":null,"guests":[{"name":"vm","pid":null,"assigned":3,"resident":0,"swapped":0,"compressed":null,"active":0,"cpu":0.0,"stalled_ms":null,"balloon":null,"inside":null,"reporting":null,"exempt":false,"minimum":0,"reserved":0,"maximum":0,"share":0}],"notes":[]},"steps":[{"at":4,"step":{"balloon":{"guest":"vm","from":3,"to":2}},"why":"w","error":null}]}"#;
         assert_eq!(serde_json::to_string(&status).unwrap(), golden);
         assert_eq!(Status::parse(golden.as_bytes()), Ok(status.clone()));
         assert!(!status.is_silent(SILENT_MS) && status.is_silent(SILENT_MS + 6));

@@ -293,7 +293,7 @@ fn unknown() -> Report {
 mod tests {
     use super::*;
     use hearth_daemon::api::types::DeviceIo;
-    use hearth_memory::{Level, Profile, Seen, Status};
+    use hearth_memory::{Level, Seen, Status};
 
     #[test]
     fn a_flash_device_that_has_become_slow_is_named() {
@@ -348,7 +348,7 @@ mod tests {
             let text = serde_json::to_vec(status).unwrap();
             std::fs::write(beside.join("status.json"), text).unwrap();
         };
-        let at = |at| Status::new(at, 1, Profile::Keen, Level::Hard, Seen::default());
+        let at = |at| Status::new(at, 1, Level::Hard, Seen::default());
         let mut status = at(now_ms());
         status.helpless = Some("no swap".into());
         put(&status);

@@ -76,7 +76,6 @@ fn shown(dir: &Path) -> std::result::Result<Value, (String, String)> {
         Some(status) => Ok(json!({
             "controller": controller,
             "at": status.at,
-            "profile": status.profile,
             "level": status.level,
             "helpless": status.helpless,
             "gaps": gaps(&status.seen),
@@ -93,7 +92,7 @@ fn shown(dir: &Path) -> std::result::Result<Value, (String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearth_memory::{Level, Profile, Seen, Status};
+    use hearth_memory::{Level, Seen, Status};
 
     #[test]
     fn a_controller_is_told_of_by_its_file_and_the_host_without() {
@@ -109,7 +108,7 @@ mod tests {
             total: 7,
             ..Seen::default()
         };
-        let mut status = Status::new(now_ms(), 1, Profile::Balanced, Level::Soft, seen);
+        let mut status = Status::new(now_ms(), 1, Level::Soft, seen);
         put(&status);
         let running = shown(tmp.path()).unwrap();
         assert_eq!(running["controller"], "running");

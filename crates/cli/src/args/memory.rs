@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
 use super::serve::LogFormat;
 
@@ -15,12 +15,12 @@ pub enum Memory {
     Status(MemoryHost),
     /// Say how far this host can be over-committed, by what is seen of it now
     #[command(
-        after_help = "Example:\n  hearth memory plan\n  hearth memory plan --profile keen --guest vm1=/run/vm1.qmp"
+        after_help = "Example:\n  hearth memory plan\n  hearth memory plan --guest vm1=/run/vm1.qmp"
     )]
     Plan(MemoryHost),
     /// Run the controller until Ctrl-C or SIGTERM; then everything it has changed is set back
     #[command(after_help = "Example:\n  hearth memory run\n  \
-        hearth memory run --profile keen --guest vm1=/run/vm1.qmp\n\n\
+        hearth memory run --guest vm1=/run/vm1.qmp\n\n\
         The service is hearth-memory: systemctl enable --now hearth-memory.")]
     Run(MemoryRun),
     /// Set back what a controller has changed that was killed
@@ -43,9 +43,6 @@ pub struct MemoryHost {
     /// A guest and its QMP socket, besides those of the file and of libvirt
     #[arg(long, value_name = "NAME=SOCKET", value_parser = parse_guest)]
     pub guest: Vec<(String, PathBuf)>,
-    /// How much is done for room [default: balanced]
-    #[arg(long, value_enum)]
-    pub profile: Option<MemoryProfile>,
     /// A control group with a limit that holds all guests: its memory is divided, not the host's
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
@@ -77,14 +74,6 @@ pub struct MemoryEvents {
     /// Directory in which events are kept [default: /var/lib/hearth-memory]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MemoryProfile {
-    /// Nothing until memory becomes short
-    Balanced,
-    /// Sharing and compression from the start, balloons earlier
-    Keen,
 }
 
 fn parse_guest(text: &str) -> Result<(String, PathBuf), String> {

@@ -3,16 +3,19 @@
 //!
 //! Exclusive: swap, processors
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use hearth_rig::machine::{Machine, Plan};
 use hearth_rig::short::Group;
 use hearth_rig::{Hearth, wait};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 /// An emulated guest on a busy machine takes its time.
@@ -64,8 +67,13 @@ impl Controller {
     }
 
     fn start(&mut self) -> Result<()> {
+        self.start_with(&[])
+    }
+
+    fn start_with(&mut self, env: &[(&str, &str)]) -> Result<()> {
         let mut command = Command::new(hearth_rig::daemon::binary()?);
         command
+            .envs(env.iter().copied())
             .args(self.words("run"))
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(self.dir.join("log"))?);
@@ -99,6 +107,19 @@ impl Controller {
                 |name: &str| std::fs::read_to_string(self.dir.join(name)).unwrap_or_default();
             format!("{}\n{}", read("log"), read("r-memory/status.json"))
         })
+    }
+
+    /// Stops it in order.
+    fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let mut child = self.child.take().context("not running")?;
+        // SAFETY: a child of ours that was not waited for yet.
+        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+        let ended = wait::until("it ends", limit, || child.try_wait().ok().flatten());
+        if ended.is_err() {
+            child.kill()?;
+            child.wait()?;
+        }
+        ended
     }
 
     fn kill(&mut self) -> Result<()> {
@@ -248,13 +269,122 @@ fn a_guest_is_squeezed_helped_and_set_back() -> Result<()> {
     // One that is stopped sets back itself, and leaves no word.
     controller.start()?;
     controller.until("it looks", |_, g| g.is_object())?;
-    let mut child = controller.child.take().context("not running")?;
-    // SAFETY: a child of ours that was not waited for yet.
-    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
-    let ended = wait::until("it ends", LIMIT, || child.try_wait().ok().flatten())?;
+    let ended = controller.stop(LIMIT)?;
     ensure!(ended.success(), "{ended}");
     ensure!(!controller.dir.join("r-memory/status.json").exists());
     guest.run("true")?;
+    Ok(())
+}
+
+/// A QEMU that answers: one client, until it goes.
+fn answers(socket: &Path) -> Result<()> {
+    let listener = UnixListener::bind(socket)?;
+    std::thread::spawn(move || -> Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        writeln!(stream, "{}", json!({"QMP": {}}))?;
+        for line in BufReader::new(stream.try_clone()?).lines() {
+            let question: Value = serde_json::from_str(&line?)?;
+            let answer = match question["execute"].as_str() {
+                Some("qom-list") => json!([]),
+                Some("query-memory-size-summary") => json!({"base-memory": ASSIGNED}),
+                _ => json!({}),
+            };
+            writeln!(stream, "{}", json!({"return": answer}))?;
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Far longer than an answer takes, and far less than all those that hang would take one after the other.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A socket that hangs, or that another program holds, takes a controller's time for its own guest only, and a stop is a stop.
+#[test]
+fn hung_qmp_sockets_hold_up_nothing_else() -> Result<()> {
+    let hearth = Hearth::bare()?;
+    let dir = hearth.dir();
+    let mut config = "[memory]\nlibvirt = false\n".to_owned();
+    let mut held = Vec::new();
+    for n in 0..30 {
+        // Whoever connects waits until the one before has gone.
+        let socket = dir.join(format!("held{n}"));
+        held.push(UnixListener::bind(&socket)?);
+        config += &format!("[[memory.guest]]\nname = \"a{n:02}\"\nqmp = {socket:?}\n");
+    }
+    std::fs::write(dir.join("c"), config)?;
+    answers(&dir.join("m"))?;
+    let mut controller = Controller {
+        dir: dir.to_owned(),
+        socket: dir.join("m"),
+        group: None,
+        child: None,
+    };
+    controller.start()?;
+    let file = dir.join("r-memory/status.json");
+    let seen = wait::until("the one that answers is seen", SOON, || {
+        let status: Value = serde_json::from_slice(&std::fs::read(&file).ok()?).ok()?;
+        let guests = status["seen"]["guests"].as_array()?;
+        let one = guests.len() == 1 && guests[0]["name"] == "vm";
+        (one && status["seen"]["notes"].as_array()?.len() == 30).then_some(guests[0].clone())
+    })?;
+    ensure!(seen["assigned"] == ASSIGNED, "{seen}");
+    ensure!(controller.stop(SOON)?.success());
+    Ok(())
+}
+
+/// One call of virsh tells of all guests; one that hangs holds up neither the others nor a stop.
+#[test]
+fn libvirt_guests_take_one_call_for_all() -> Result<()> {
+    let hearth = Hearth::bare()?;
+    let dir = hearth.dir();
+    let bin = dir.join("bin");
+    std::fs::create_dir(&bin)?;
+    let (calls, hang) = (dir.join("calls"), dir.join("hang"));
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >>{}\n[ -e {} ] && exec sleep 1000\ncase \"$*\" in *domstats*)\nfor d in a b c; do printf \"Domain: '$d'\\n  balloon.current=1024\\n  balloon.maximum=2048\\n\\n\"; done;;\n*list*) printf 'a\\nb\\nc\\n';; esac\n",
+        calls.display(),
+        hang.display()
+    );
+    std::fs::write(bin.join("virsh"), script)?;
+    std::fs::set_permissions(bin.join("virsh"), PermissionsExt::from_mode(0o755))?;
+    std::fs::write(
+        dir.join("c"),
+        "[memory]\n[[memory.guest]]\nname = \"b\"\nexempt = true\n",
+    )?;
+    answers(&dir.join("m"))?;
+    let mut controller = Controller {
+        dir: dir.to_owned(),
+        socket: dir.join("m"),
+        group: None,
+        child: None,
+    };
+    let path = std::env::var("PATH").unwrap_or_default();
+    controller.start_with(&[("PATH", &format!("{}:{path}", bin.display()))])?;
+    let file = dir.join("r-memory/status.json");
+    let guests = |known: &[&str]| {
+        wait::until("they are seen", SOON, || {
+            let status: Value = serde_json::from_slice(&std::fs::read(&file).ok()?).ok()?;
+            let guests = status["seen"]["guests"].as_array()?.clone();
+            let names: Vec<&str> = guests.iter().filter_map(|g| g["name"].as_str()).collect();
+            (names == known).then_some(guests)
+        })
+    };
+    let all = guests(&["a", "b", "c", "vm"])?;
+    ensure!(
+        all[1]["exempt"] == true && all[0]["exempt"] == false,
+        "{all:?}"
+    );
+    ensure!(all[0]["assigned"] == 2 * MIB, "{all:?}");
+    wait::until("it has looked some times", SOON, || {
+        (std::fs::read_to_string(&calls).ok()?.lines().count() > 3).then_some(())
+    })?;
+    let said = std::fs::read_to_string(&calls)?;
+    ensure!(said.lines().all(|l| l.contains("domstats")), "{said}");
+    // From now on libvirt does not answer: what the exempt one is called is in the settings.
+    std::fs::write(&hang, b"")?;
+    guests(&["b", "vm"])?;
+    ensure!(controller.stop(SOON)?.success());
     Ok(())
 }
 
