@@ -1,12 +1,14 @@
 //! `hearth-bench --overcommit`: twice as much memory as there is, and one more guest starts.
 //!
-//! Five guests of 512 MiB share half of that. Two are busy and three next to idle. A third into the run one more
-//! starts. What counts is how long web servers in the others take to answer, with enough memory, with swap on a modelled
-//! hard disk, on flash, and then with one means after the other added. All of it is scaled down: what is compared is
+//! Five guests of 512 MiB share half of that. All are asked in a closed loop, without pauses. A
+//! third into the run one more starts. What counts is how many answers web servers in the others
+//! give and how long they take, with enough memory, with swap on a modelled hard disk, on flash,
+//! and then with one means after the other added. All of it is scaled down: what is compared is
 //! ratios within one run.
 //!
-//! The measuring is done by a child of this program. Whatever becomes of that, or of who typed this, the parent takes
-//! away what was set up on the host; if it is killed as well, the next start does.
+//! The measuring is done by a child of this program. Whatever becomes of that, or of who typed
+//! this, the parent takes away what was set up on the host; if it is killed as well, the next start
+//! does.
 
 mod guests;
 mod host;
@@ -33,11 +35,6 @@ const CHILD: &str = "HEARTH_OVERCOMMIT_CHILD";
 /// Guests that are there from the start, and what each is assigned.
 const GUESTS: usize = 5;
 const EACH: u64 = 512 << 20;
-/// Of those, guests that are busy: the first ones.
-const BUSY: usize = 2;
-/// Between two requests to a busy guest and to an idle one.
-const BUSY_EVERY: Duration = Duration::from_millis(250);
-const IDLE_EVERY: Duration = Duration::from_secs(4);
 /// Longest that guests may take afterwards, without a limit, to say what they saw.
 const COME_ROUND: Duration = Duration::from_secs(90);
 /// After the limit, before anything is measured: so long nobody is asked, that it comes to rest.
@@ -388,8 +385,7 @@ fn one(args: &Args, dir: &Path, contender: &Contender, round: usize) -> Result<M
         );
     }
     for guest in &mut running {
-        let busy = guest.number < BUSY;
-        guest.touch(busy)?;
+        guest.touch()?;
     }
     std::thread::sleep(SETTLE.min(Duration::from_secs(args.seconds)));
     let setup_s = began.elapsed().as_secs_f64();
@@ -490,16 +486,9 @@ fn busy_time(
     let whole = Duration::from_secs(args.seconds);
     let mut askers = Vec::new();
     for guest in running.iter() {
-        let every = if guest.number < BUSY {
-            BUSY_EVERY
-        } else {
-            IDLE_EVERY
-        };
         let (address, data, stop) = (guest.address, guest.data.clone(), stop.clone());
         let seed = (round * 100 + guest.number) as u64;
-        askers.push(std::thread::spawn(move || {
-            ask(address, &data, every, seed, &stop)
-        }));
+        askers.push(std::thread::spawn(move || ask(address, &data, seed, &stop)));
     }
     let probe = contender.limited.then(|| {
         let (data, stop) = (dir.join("data.0"), stop.clone());
