@@ -203,7 +203,8 @@ impl Lender for Served {
     }
 }
 
-/// The flash file that was named, or the one that is served here; none where the pool is on a device.
+/// The flash file that was named, or the one that is served here; none where the pool is on a
+/// device.
 fn flash(global: &Global, args: &SwapOn) -> Result<Option<PathBuf>, Failure> {
     if let Some(path) = &args.flash {
         return Ok(Some(path.clone()));

@@ -117,8 +117,8 @@ pub(crate) enum Bare {
     Dead(io::Error),
 }
 
-/// Has neither superblock of a device been left, or can neither be read? One that does not answer says nothing of that. It is
-/// looked at twice, as one may just be written.
+/// Has neither superblock of a device been left, or can neither be read? One that does not answer
+/// says nothing of that. It is looked at twice, as one may just be written.
 pub(crate) fn bare(device: &Arc<Device>) -> Option<Bare> {
     let mut device = device.clone();
     let mut look = || match Superblock::load_any(&mut device) {

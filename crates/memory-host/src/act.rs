@@ -180,7 +180,8 @@ pub enum Undone {
     Left,
 }
 
-/// Begins to set one change back, over a connection to `guests` that is there already: a socket takes one at a time.
+/// Begins to set one change back, over a connection to `guests` that is there already: a socket
+/// takes one at a time.
 pub fn undo(note: &Note, guests: Option<&Guests>) -> io::Result<Answer<Undone>> {
     let before = note.before.clone();
     let number = move || before.parse::<u64>().map_err(io::Error::other);

@@ -181,8 +181,8 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// Looks at all of them, each by itself: what has not answered by `end` is told as it was a moment ago, or as not seen. What
-    /// could not be seen is added to `notes`.
+    /// Looks at all of them, each by itself: what has not answered by `end` is told as it was a
+    /// moment ago, or as not seen. What could not be seen is added to `notes`.
     pub fn look(
         &mut self,
         config: &MemoryConfig,

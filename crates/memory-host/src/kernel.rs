@@ -1,4 +1,5 @@
-//! What the kernel says of the host: memory, swap, pressure, compression; and of a control group that stands for it.
+//! What the kernel says of the host: memory, swap, pressure, compression; and of a control group
+//! that stands for it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

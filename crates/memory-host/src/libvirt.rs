@@ -1,4 +1,5 @@
-//! Guests that libvirt runs, all asked with one call of `virsh`. It keeps their QMP sockets for itself.
+//! Guests that libvirt runs, all asked with one call of `virsh`. It keeps their QMP sockets for
+//! itself.
 
 use std::io;
 
@@ -15,8 +16,8 @@ pub fn pid(domain: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// What the domains that run tell. A domain that does not answer is passed over: what libvirt itself knows of it is told.
-/// An error where libvirt is not there.
+/// What the domains that run tell. A domain that does not answer is passed over: what libvirt
+/// itself knows of it is told. An error where libvirt is not there.
 pub fn look() -> io::Result<Vec<(String, Told)>> {
     let args = [
         "--quiet",

@@ -1,5 +1,5 @@
-//! Threads that ask what may not answer. A guest that hangs, or whose QMP socket another program holds, keeps its own thread
-//! waiting, and nothing else.
+//! Threads that ask what may not answer. A guest that hangs, or whose QMP socket another program
+//! holds, keeps its own thread waiting, and nothing else.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -106,7 +106,8 @@ impl Line {
             };
             let answer = qmp.and_then(|mut qmp| {
                 let answer = what(&mut qmp);
-                // A half-read answer would be taken for that to the next question; a refusal is a whole one.
+                // A half-read answer would be taken for that to the next question; a refusal is a
+                // whole one.
                 let whole = !matches!(&answer, Err(e) if e.kind() != io::ErrorKind::Other);
                 *kept = whole.then_some(qmp);
                 answer

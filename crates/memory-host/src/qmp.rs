@@ -1,7 +1,7 @@
 //! A guest's QEMU, asked over its QMP socket.
 //!
-//! QEMU speaks with one client at a time on a socket; another that connects waits. So all that is done with a connection at a time
-//! has one deadline, however many answers that takes.
+//! QEMU speaks with one client at a time on a socket; another that connects waits. So all that is
+//! done with a connection at a time has one deadline, however many answers that takes.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;

@@ -209,7 +209,8 @@ fn about(decision: &Decision) -> String {
     }
 }
 
-/// Sets everything back, all at once; what could not be, in words. `tell` is called for each change, with what became of it.
+/// Sets everything back, all at once; what could not be, in words. `tell` is called for each
+/// change, with what became of it.
 fn set_back(
     dir: &mut RunDir,
     guests: Option<&Guests>,

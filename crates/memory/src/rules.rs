@@ -1,15 +1,16 @@
 //! What to do now.
 //!
-//! The order is that in which memory is cheapest to have. What guests free by themselves (free-page reporting) needs no
-//! doing. Then balloons take from guests that do not use what they have; then pages are compressed on
-//! their way to swap; then idle guests are swapped out before the kernel picks any. A later means is used for what the earlier
-//! ones cannot give, not for what they have not given yet, unless next to nothing is left. Idle guests pay first: a page
-//! that is not used counts several times as much as one that is ([`price`], the idle tax of ESXi).
+//! The order is that in which memory is cheapest to have. What guests free by themselves (free-page
+//! reporting) needs no doing. Then balloons take from guests that do not use what they have; then
+//! pages are compressed on their way to swap; then idle guests are swapped out before the kernel
+//! picks any. A later means is used for what the earlier ones cannot give, not for what they have
+//! not given yet, unless next to nothing is left. Idle guests pay first: a page that is not used
+//! counts several times as much as one that is ([`price`], the idle tax of ESXi).
 //!
-//! Nothing here may make it worse. A balloon never leaves a guest less than its minimum, nor less than it uses and a
-//! reserve; a guest that says it is short gets back at once, whatever the host says; and what was taken or given is
-//! not turned round soon: who was short is left alone for a while, each time longer, and if giving back brought
-//! pressure, the next giving back waits longer.
+//! Nothing here may make it worse. A balloon never leaves a guest less than its minimum, nor less
+//! than it uses and a reserve; a guest that says it is short gets back at once, whatever the host
+//! says; and what was taken or given is not turned round soon: who was short is left alone for a
+//! while, each time longer, and if giving back brought pressure, the next giving back waits longer.
 
 use std::collections::BTreeMap;
 
@@ -358,7 +359,8 @@ impl Controller {
         let can = self.can_take(seen);
         let mut left = self.balloons(seen, wants, &why, steps);
         let mut done = steps.iter().any(|d| d.step.word() != "balloon-give") || moving > 0;
-        // What balloons can take in later steps is left to them, unless next to nothing is left until then.
+        // What balloons can take in later steps is left to them, unless next to nothing is left
+        // until then.
         if level < Level::Low {
             left = left.saturating_sub(can.saturating_sub(wants - left));
         }

@@ -370,7 +370,8 @@ fn pressed(host: &mut Made, controller: &mut Controller, turns: u64) -> Vec<Vec<
 /// Between two steps of a balloon nothing is swapped out that the balloon can take.
 #[test]
 fn page_out_waits_for_what_balloons_can_take() {
-    // A fiftieth is available: that is hard. One balloon can give all that lacks, an eighth at a time.
+    // A fiftieth is available: that is hard. One balloon can give all that lacks, an eighth at a
+    // time.
     let mut host = made(4000, &[(2000, 200, false), (1920, 1920, true)]);
     host.swap = 4 << 30;
     let mut controller = Controller::default();

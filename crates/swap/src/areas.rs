@@ -142,8 +142,8 @@ impl Areas {
         Ok(each.collect())
     }
 
-    /// Makes an area beside a flash file and has the kernel swap to it. `goes_on` is called with bytes written and all; `false` calls it off, and
-    /// nothing is left: `Ok(None)`.
+    /// Makes an area beside a flash file and has the kernel swap to it. `goes_on` is called with
+    /// bytes written and all; `false` calls it off, and nothing is left: `Ok(None)`.
     pub fn on(
         &mut self,
         flash: &Path,
@@ -353,7 +353,8 @@ impl Areas {
         fits_groups(out, &kernel::limited_groups(Path::new(GROUPS)))?;
         let foreign = self.ours().is_err();
         if !foreign && all.iter().any(|a| a.in_pool.is_some()) {
-            // Only the daemon takes a part of the pool back, and what was swapped off cannot be put back.
+            // Only the daemon takes a part of the pool back, and what was swapped off cannot be put
+            // back.
             lender.lent().map_err(|e| {
                 Fault::new(
                     format!(
@@ -582,7 +583,8 @@ fn fits(out: u64, available: u64, elsewhere: u64) -> Result<()> {
     ))
 }
 
-/// The same in each control group with a limit. Other swap does not count: whether a group's pages may go there, the group says.
+/// The same in each control group with a limit. Other swap does not count: whether a group's pages
+/// may go there, the group says.
 fn fits_groups(out: u64, groups: &[kernel::Group]) -> Result<()> {
     for group in groups {
         let back = group.swapped.min(out);

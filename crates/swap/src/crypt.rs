@@ -134,7 +134,8 @@ mod tests {
         assert_eq!(close(uuid), Ok(()));
     }
 
-    /// What `available` and `open` use has to be there under the unit that takes swap up after a boot.
+    /// What `available` and `open` use has to be there under the unit that takes swap up after a
+    /// boot.
     #[test]
     fn packaged_unit_allows_encryption() {
         let unit = include_str!("../../../packaging/systemd/hearth-swap.service");

@@ -90,9 +90,9 @@ pub struct Group {
 /// A larger limit is none: version 1 has a number of that size for it.
 const LIMIT_MAX: u64 = 1 << 62;
 
-/// The control groups below `root` that have a limit and something swapped out. The kernel charges a page that is read back to
-/// the group that had it, whoever reads it, and kills programs of a group that is at its limit. A group may go while it is
-/// looked at, and is not listed then.
+/// The control groups below `root` that have a limit and something swapped out. The kernel charges
+/// a page that is read back to the group that had it, whoever reads it, and kills programs of a
+/// group that is at its limit. A group may go while it is looked at, and is not listed then.
 pub fn limited_groups(root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     let mut dirs = vec![root.join("memory"), root.join("unified"), root.to_owned()];

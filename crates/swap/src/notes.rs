@@ -71,8 +71,8 @@ pub struct Notes {
     pub host: String,
     /// At most one; an older version made several.
     pub areas: Vec<Noted>,
-    /// To be undone with the last area, in the boot in which they were set: another one begins without them, and other disks
-    /// may have the names of these.
+    /// To be undone with the last area, in the boot in which they were set: another one begins
+    /// without them, and other disks may have the names of these.
     pub settings: Vec<Setting>,
     /// The boot in which these were set.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -1,16 +1,19 @@
 //! What is set on the host for swap on flash, and what it was before.
 //!
-//! * `vm.page-cluster` 0: one page is read where one is wanted. Reading its neighbours as well pays on a
-//!   disk that seeks; on flash it reads what nobody asked for.
-//! * `rotational` 0 of the device below: virtual disks, loop devices and some adapters call themselves hard disks, and
-//!   then the kernel gives out swap as for one, from one end to the other, from one CPU at a time.
-//! * zswap `enabled` Y, where it is asked for: pages are compressed in memory first, and fewer reach the flash.
-//! * `scheduler` none of a loop device: what it hands on is put in order by the device below, and once is enough. Some systems give
-//!   every device that calls itself a hard disk one that makes single reads wait for others beside them. That of a device
-//!   below is its owner's: others use it, too.
+//! * `vm.page-cluster` 0: one page is read where one is wanted. Reading its neighbours as well pays
+//!   on a disk that seeks; on flash it reads what nobody asked for.
+//! * `rotational` 0 of the device below: virtual disks, loop devices and some adapters call
+//!   themselves hard disks, and then the kernel gives out swap as for one, from one end to the
+//!   other, from one CPU at a time.
+//! * zswap `enabled` Y, where it is asked for: pages are compressed in memory first, and fewer
+//!   reach the flash.
+//! * `scheduler` none of a loop device: what it hands on is put in order by the device below, and
+//!   once is enough. Some systems give every device that calls itself a hard disk one that makes
+//!   single reads wait for others beside them. That of a device below is its owner's: others use
+//!   it, too.
 //!
-//! How many requests a device takes at a time is left as it is: a program waits for one page at a time, and a shorter queue would
-//! hold up what is swapped out.
+//! How many requests a device takes at a time is left as it is: a program waits for one page at a
+//! time, and a shorter queue would hold up what is swapped out.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,7 +34,8 @@ pub struct Setting {
     pub now: String,
     /// Why.
     pub why: String,
-    /// Number of the disk that it is a setting of (`diskseq`), which no other disk has in this boot.
+    /// Number of the disk that it is a setting of (`diskseq`), which no other disk has in this
+    /// boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<u64>,
 }
@@ -119,8 +123,8 @@ pub fn set(setting: &Setting) -> io::Result<()> {
     std::fs::write(&setting.path, &setting.now)
 }
 
-/// The number of the disk that a file in its `queue` is about, where the kernel gives it one (5.15). A loop device is the same
-/// whatever it shows, and its number is not.
+/// The number of the disk that a file in its `queue` is about, where the kernel gives it one
+/// (5.15). A loop device is the same whatever it shows, and its number is not.
 fn disk_of(setting: &Path) -> Option<u64> {
     let disk = setting.parent()?.parent()?;
     if disk.file_name()?.as_encoded_bytes().starts_with(b"loop") {

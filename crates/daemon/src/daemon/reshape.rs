@@ -533,8 +533,8 @@ impl Daemon {
         }
     }
 
-    /// Waits until what is dirty has room in the pool without so many segments. Were they taken at once, all writers would
-    /// stand still until the origins had the rest.
+    /// Waits until what is dirty has room in the pool without so many segments. Were they taken at
+    /// once, all writers would stand still until the origins had the rest.
     pub(super) fn wait_dirty(&self, segments: u32, bytes: u64) -> Result<()> {
         let mut patience = Patience::new(Instant::now());
         loop {

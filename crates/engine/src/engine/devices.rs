@@ -100,7 +100,8 @@ impl Engine {
         self.core().flash.sb.room_for_area(device, segments)
     }
 
-    /// Blocks that wait for their origins, and how many may before writers are slowed down, once so many segments fewer take writes.
+    /// Blocks that wait for their origins, and how many may before writers are slowed down, once so
+    /// many segments fewer take writes.
     pub fn dirty_without(&self, segments: u32) -> (u64, u64) {
         let core = self.core();
         let log = &core.flash.log;

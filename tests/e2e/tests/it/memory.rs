@@ -296,10 +296,12 @@ fn answers(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Far longer than an answer takes, and far less than all those that hang would take one after the other.
+/// Far longer than an answer takes, and far less than all those that hang would take one after the
+/// other.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A socket that hangs, or that another program holds, takes a controller's time for its own guest only, and a stop is a stop.
+/// A socket that hangs, or that another program holds, takes a controller's time for its own guest
+/// only, and a stop is a stop.
 #[test]
 fn hung_qmp_sockets_hold_up_nothing_else() -> Result<()> {
     let hearth = Hearth::bare()?;

@@ -178,7 +178,8 @@ fn memory_is_right_while_the_daemon_is_killed() -> Result<()> {
     Ok(())
 }
 
-/// A program in a control group at its limit is not killed for reading back what does not fit there, however much the host has.
+/// A program in a control group at its limit is not killed for reading back what does not fit
+/// there, however much the host has.
 #[test]
 fn off_beyond_a_groups_limit_is_refused() -> Result<()> {
     let test = "off_beyond_a_groups_limit_is_refused";
@@ -265,7 +266,8 @@ fn a_boot_takes_it_up_again_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// A boot ends all settings: what has such a value afterwards was set by somebody else, or is another disk's.
+/// A boot ends all settings: what has such a value afterwards was set by somebody else, or is
+/// another disk's.
 #[test]
 fn settings_of_another_boot_stay_as_found() -> Result<()> {
     let Some(hearth) = daemon("settings_of_another_boot_stay_as_found")? else {

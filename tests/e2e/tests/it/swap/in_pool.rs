@@ -368,9 +368,9 @@ fn killed_on_the_way_it_is_set_aside_or_not() -> Result<()> {
     Ok(())
 }
 
-/// Where much is dirty, swap takes the room that can be made, with progress, and can be called off meanwhile. Where what is dirty
-/// would not have room in the rest, so that writers would stand still, it says no, with the figures. Nothing is lost, and nothing is
-/// left half done.
+/// Where much is dirty, swap takes the room that can be made, with progress, and can be called off
+/// meanwhile. Where what is dirty would not have room in the rest, so that writers would stand
+/// still, it says no, with the figures. Nothing is lost, and nothing is left half done.
 #[test]
 fn dirty_pool_makes_room_or_refuses() -> Result<()> {
     let test = "dirty_pool_makes_room_or_refuses";
