@@ -198,8 +198,7 @@ pub fn undo(note: &Note, guests: Option<&Guests>) -> io::Result<Answer<Undone>> 
             let (guest, pid) = (guest.clone(), *pid);
             once(move || {
                 // Another of this name was never changed.
-                let now = libvirt::pid(&guest);
-                if now.is_none() || pid.is_some() && now != pid {
+                if pid.is_some() && libvirt::pid(&guest) != pid {
                     return Ok(Undone::Left);
                 }
                 libvirt::set_balloon(&guest, number()?)?;

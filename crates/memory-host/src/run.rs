@@ -23,7 +23,7 @@ use crate::store::RunDir;
 const EVERY: Duration = Duration::from_secs(1);
 /// How long guests are waited for at one look, and for the steps that follow from it.
 const LOOK: Duration = Duration::from_millis(500);
-const STEPS_TIME: Duration = Duration::from_secs(1);
+const STEPS_TIME: Duration = Duration::from_secs(2);
 /// How long setting everything back may take: far less than the unit has for a stop.
 const BACK_TIME: Duration = Duration::from_secs(10);
 /// Longest sleep before it is seen whether to end.
