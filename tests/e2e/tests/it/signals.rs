@@ -113,7 +113,9 @@ fn idle_guest_is_known_after_restart() -> Result<()> {
         .spawn()?;
     wait::until("the guest is noted", LIMIT, || {
         let noted = std::fs::read_to_string(hearth.dir().join("state/clients.json")).ok()?;
-        noted.contains(&format!("\"pid\":{}", guest.id())).then_some(())
+        noted
+            .contains(&format!("\"pid\":{}", guest.id()))
+            .then_some(())
     })?;
     for round in 0..2 {
         match round {
