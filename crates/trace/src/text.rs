@@ -571,7 +571,8 @@ pub(crate) fn detect(head: &[u8], whole: bool) -> Option<Format> {
             return Some(format);
         }
     }
-    let fits = |format| matches!(Lines::new(format, first).parse(first), Ok(Some(_)));
+    // A request without bytes has the shape as well.
+    let fits = |format| Lines::new(format, first).parse(first).is_ok();
     let commas = first.iter().filter(|c| **c == b',').count();
     match commas {
         5 if fits(Format::Systor) => Some(Format::Systor),
@@ -789,6 +790,10 @@ mod tests {
                 "1 4892 syslogd 904265560 8 W 6 0 531e779b27df5f0f4a1b3b2e1a3a1f9c\n",
                 Format::Fiu,
             ),
+            ("1456131600.5,,W,6,512,0\n", Format::Systor),
+            ("128166372003061629,hm,1,Write,0,0,5\n", Format::Msr),
+            ("1538323200,12910952,0,0,1063\n", Format::Tencent),
+            ("1 2 p 8 0 R 6 0\n", Format::Fiu),
             ("fio version 2 iolog\n", Format::Fio),
             ("fio version 3 iolog\n", Format::Fio),
             (
