@@ -584,7 +584,8 @@ fn fits(out: u64, available: u64, elsewhere: u64) -> Result<()> {
 }
 
 /// The same in each control group with a limit. Other swap does not count: whether a group's pages
-/// may go there, the group says.
+/// may go there, the group says. Nor does the kernel tell where a group's pages are: all of them
+/// may be here.
 fn fits_groups(out: u64, groups: &[kernel::Group]) -> Result<()> {
     for group in groups {
         let back = group.swapped.min(out);
