@@ -81,7 +81,8 @@ fn create(global: &Global, args: &PoolCreate) -> Outcome {
     );
     let per_block = info.ram as f64 / (info.log_bytes / 4096).max(1) as f64;
     println!(
-        "RAM when full: {} ({per_block:.1} bytes for each 4 KiB block), and where that pays up to {} for the RAM stage",
+        "RAM: {} at most; {} for the index of a full pool ({per_block:.1} bytes for each 4 KiB block), up to {} for the RAM stage, the rest for clients",
+        human(info.ram_most),
         human(info.ram),
         human(info.ram_stage_most)
     );
@@ -266,7 +267,14 @@ fn print_pool(global: &Global, info: &PoolInfo) -> Outcome {
     if let Some(why) = &info.unknown {
         line("dirty", format!("not known: {}", plain(why)));
     }
-    line("RAM when full", human(info.ram));
+    line(
+        "RAM at most",
+        format!(
+            "{}, {} of it for the index",
+            human(info.ram_most),
+            human(info.ram)
+        ),
+    );
     let most = human(info.ram_stage_most);
     line(
         "RAM stage",

@@ -14,10 +14,25 @@ pub fn available() -> Option<u64> {
     )
 }
 
-/// Least that NBD clients can do with: two of the largest requests, and some connections.
-const NBD_MIN: u64 = 128 << 20;
-/// Most that is given to them unasked.
-const NBD_DEFAULT_MAX: u64 = 1 << 30;
+/// What NBD clients get unasked, and the least that they can do with: the largest request, and some connections.
+pub const NBD_MIN: u64 = 40 << 20;
+/// Allocations of at least this are the kernel's, and go back to it as soon as they are freed.
+const MAPPED_MIN: libc::c_int = 128 << 10;
+/// Heaps of the allocator. Each keeps what was freed in its middle.
+const ARENAS: libc::c_int = 2;
+
+/// Has the allocator return what long requests took. Its own rule keeps all of it: the limit for what it maps grows with
+/// every long buffer that is freed, and memory that is locked cannot be given back page by page. Called before threads
+/// are started.
+pub fn return_freed() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: plain numbers.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_MIN);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MAPPED_MIN);
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
+    }
+}
 /// Connections there are places for in any case, beside every export's own.
 const CONNECTIONS_MIN: u64 = 16;
 
@@ -35,21 +50,20 @@ pub struct NbdLimits {
 impl NbdLimits {
     /// What goes with the memory the operator gives them, and so many disks.
     pub fn of(memory: Option<u64>, disks: usize) -> Result<NbdLimits> {
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let fds = crate::descriptors::fd_budget(disks).clients;
-        NbdLimits::with(memory, parse(&text, "MemTotal:"), fds)
+        NbdLimits::with(memory, disks, crate::descriptors::fd_budget(disks).clients)
     }
 
-    fn with(memory: Option<u64>, ram: Option<u64>, fds: u64) -> Result<NbdLimits> {
+    fn with(memory: Option<u64>, disks: usize, fds: u64) -> Result<NbdLimits> {
         let memory = match memory {
             Some(bytes) if bytes < NBD_MIN => {
                 return Err(Error::invalid(
                     format!("{} are too little for NBD clients", human(bytes)),
-                    "give --nbd-memory 128M or more",
+                    "give --nbd-memory 40M or more",
                 ));
             }
             Some(bytes) => bytes,
-            None => (ram.unwrap_or(0) / 16).clamp(NBD_MIN, NBD_DEFAULT_MAX),
+            // Each disk's first connection leaves the rest as it is.
+            None => NBD_MIN + disks as u64 * CONNECTION,
         };
         let connections = (memory / 2 / CONNECTION).min(fds / 2).max(CONNECTIONS_MIN);
         Ok(NbdLimits {
@@ -74,16 +88,16 @@ mod tests {
     #[test]
     fn what_nbd_clients_get() {
         const GIB: u64 = 1 << 30;
-        let of = |memory, ram, fds| NbdLimits::with(memory, Some(ram), fds).unwrap();
-        assert_eq!(of(None, GIB, 10_000).memory, NBD_MIN);
-        assert_eq!(of(None, 8 * GIB, 10_000).memory, GIB / 2);
-        let large = of(None, 256 * GIB, 10_000);
-        assert_eq!((large.memory, large.connections), (GIB, 1024));
-        assert_eq!(of(Some(4 * GIB), GIB, 10_000).connections, 4096);
+        let of = |memory, fds| NbdLimits::with(memory, 0, fds).unwrap();
+        let many = NbdLimits::with(None, 100, 10_000).unwrap();
+        assert_eq!(many.memory, NBD_MIN + (50 << 20));
+        let unasked = of(None, 10_000);
+        assert_eq!((unasked.memory, unasked.connections), (NBD_MIN, 40));
+        assert_eq!(of(Some(4 * GIB), 10_000).connections, 4096);
         // Descriptors bound connections where there are few.
-        assert_eq!(of(Some(4 * GIB), GIB, 800).connections, 400);
-        assert_eq!(of(None, GIB, 8).connections, 16);
-        let few = NbdLimits::with(Some(NBD_MIN - 1), None, 800).unwrap_err();
+        assert_eq!(of(Some(4 * GIB), 800).connections, 400);
+        assert_eq!(of(None, 8).connections, 16);
+        let few = NbdLimits::with(Some(NBD_MIN - 1), 0, 800).unwrap_err();
         assert!(few.remedy.contains("--nbd-memory"), "{few}");
     }
 

@@ -450,6 +450,12 @@ impl Pool {
         Engine::footprint(self.superblock.layout.slots(), stage)
     }
 
+    /// Bytes of RAM at most, with a RAM stage of so many and NBD clients that may hold so many.
+    pub(crate) fn ram_most(&self, stage: u64, nbd: u64) -> u64 {
+        // Threads, registries and the like take a few MiB.
+        self.footprint(Some(stage)) + nbd + (8 << 20)
+    }
+
     /// So much of it is set aside by now.
     pub(crate) fn set_areas(&mut self, areas: Vec<hearth_format::Area>) {
         self.superblock.areas = areas;

@@ -109,6 +109,7 @@ pub fn run(options: &ServeOptions) -> Result<()> {
     // Before anything is opened: later a lack of descriptors shows in places that know no remedy.
     let budget = descriptors::raise()?;
     tracing::debug!(limit = budget.limit, clients = budget.clients, "open files");
+    crate::memory::return_freed();
     // Before threads and children are started, which inherit it.
     let kept = resident::keep(options.lock_memory)?;
     tracing::debug!(

@@ -33,7 +33,11 @@ const AHEAD_FLOOR_SHARE: usize = 12;
 const BLOCKS_PER_STAGED: usize = 4096;
 /// It may take a block for so many,
 const BLOCKS_PER_STAGED_MOST: usize = 100;
-/// but no more than 512 MiB, and no less than with prefetch.
+/// but no more than these 8 MiB and a block for so many: what is announced for a pool is 24 bytes for each block and 64 MiB,
+/// of which the index takes 19 bytes for each block, and buffers of clients 40 MiB,
+const STAGE_BASE: usize = 2048;
+const BLOCKS_PER_STAGED_MORE: usize = 900;
+/// no more than 512 MiB, and no less than with prefetch.
 const STAGE_MOST: usize = 128 << 10;
 
 /// Sizes and switches of a policy.
@@ -72,6 +76,7 @@ impl Config {
     /// The same at most, if nobody says otherwise.
     pub fn stage_most_of(blocks: usize) -> usize {
         (blocks / BLOCKS_PER_STAGED_MOST)
+            .min(STAGE_BASE + blocks / BLOCKS_PER_STAGED_MORE)
             .min(STAGE_MOST)
             .max(Config::stage_of(blocks, true))
     }

@@ -139,7 +139,7 @@ pub struct Serve {
     #[arg(long, value_name = "DIR")]
     pub backing_dir: Vec<PathBuf>,
     /// RAM for all NBD clients together: their connections, requests and replies
-    /// [default: a sixteenth of the machine's, at least 128M, at most 1G]
+    /// [default: 40M, and 512K for each disk]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub nbd_memory: Option<Size>,
     /// Open a pool of whose log parts cannot be read, with what can be

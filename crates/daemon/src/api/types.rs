@@ -775,6 +775,8 @@ pub struct PoolInfo {
     pub segment_bytes: u64,
     /// Bytes of RAM the pool takes when it is full and its RAM stage as small as it may be.
     pub ram: u64,
+    /// Bytes of RAM that the index, the RAM stage and the buffers of clients take together at most.
+    pub ram_most: u64,
     /// Bytes the RAM stage has room for now; only while serving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram_stage: Option<u64>,

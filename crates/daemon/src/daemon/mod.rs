@@ -292,6 +292,8 @@ pub struct Daemon {
     /// Where is kept what must outlive the flash.
     state_dir: PathBuf,
     client_record: ClientRecord,
+    /// Bytes that NBD clients may hold.
+    nbd_memory: u64,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -410,6 +412,7 @@ impl Daemon {
             targets.set(Target::Flash(n), Some(device.clone()));
         }
         let nbd = NbdLimits::of(options.nbd_memory, pool.registry().plain_disks().count())?;
+        let nbd_memory = nbd.memory;
         let config = Config {
             threads: options.threads,
             poll: options.poll,
@@ -492,6 +495,7 @@ impl Daemon {
             reshaping: reshape::Reshaping::default(),
             memory: options.memory,
             ram_stage: options.ram_stage,
+            nbd_memory,
             client_record: ClientRecord::open(&state_dir),
             state_dir,
         });

@@ -184,6 +184,10 @@ impl Daemon {
                 true => 0,
                 false => super::homeless::most(self.holds()),
             },
+            ram_most: pool.ram_most(
+                stats.stage_most_blocks.saturating_mul(BLOCK),
+                self.nbd_memory,
+            ),
             ram_stage: Some(stats.stage_capacity_blocks.saturating_mul(BLOCK)),
             ram_stage_most: stats.stage_most_blocks.saturating_mul(BLOCK),
             stuck: lock(&self.stuck).clone(),

@@ -48,6 +48,10 @@ impl Pool {
             segments: of_flash(self.segments()),
             segment_bytes: u64::from(layout.segment_blocks) * BLOCK,
             ram: self.footprint(None),
+            ram_most: self.ram_most(
+                Config::stage_most_of(layout.slots() as usize) as u64 * BLOCK,
+                crate::memory::NBD_MIN,
+            ),
             ram_stage: None,
             ram_stage_most: Config::stage_most_of(layout.slots() as usize) as u64 * BLOCK,
             cached: None,

@@ -18,9 +18,9 @@ use crate::xdr::{Writer, padding};
 /// Answers that are sent with one system call.
 const GATHER: usize = 16;
 /// Memory of one client's calls that go on although it was told to ask again. It is told so at once of further reads and writes.
-const CLIENT_LATE_MAX: usize = 256 << 20;
+const CLIENT_LATE_MAX: usize = 32 << 20;
 /// The same of all clients.
-const ALL_LATE_MAX: usize = 512 << 20;
+const ALL_LATE_MAX: usize = 64 << 20;
 /// Who has an answer sends it himself if the client has fewer further calls than that under way,
 const ALONE_CALLS: usize = 4;
 /// and if the answer is no longer than that: sending copies it.

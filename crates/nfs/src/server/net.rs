@@ -32,9 +32,9 @@ const FIRST_CALL: Duration = Duration::from_secs(30);
 /// more is read from again when some are answered and taken. A connection for which nothing is held is always read from, so that
 /// one whose answers nobody takes holds up no other.
 const CLIENT_CALLS_MAX: usize = 1024;
-const CLIENT_BYTES_MAX: usize = 64 << 20;
+const CLIENT_BYTES_MAX: usize = 16 << 20;
 /// The same for all clients, with messages that are not whole yet (up to 64 of a client, each of a mebibyte).
-const ALL_BYTES_MAX: usize = 512 << 20;
+const ALL_BYTES_MAX: usize = 32 << 20;
 /// Memory of answers a connection does not take: then nothing more is read from it.
 const UNSENT_MAX: usize = 8 << 20;
 /// Read at once, beside what goes to where it is to lie.

@@ -2,13 +2,15 @@
 //!
 //! Exclusive: swap
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use hearth_rig::blk::Disk;
 use hearth_rig::clients::have;
 use hearth_rig::daemon::path;
+use hearth_rig::nbd::Command as Nbd;
 use hearth_rig::process::status;
 use hearth_rig::short::Group;
 use hearth_rig::{Hearth, wait};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -181,5 +183,72 @@ fn a_daemon_stays_in_memory_while_its_host_swaps() -> Result<()> {
         loose > 0 && locked == Some(0),
         "swapped out: {loose} bytes unlocked, {locked:?} locked"
     );
+    Ok(())
+}
+
+/// Anonymous memory of a process, bytes.
+fn anonymous(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.context("no RssAnon")?.trim().trim_end_matches(" kB");
+    Ok(kib.parse::<u64>()? << 10)
+}
+
+/// Long requests of several clients take no more than what `pool show` announces, which is 24 bytes for each block and 64 MiB, and
+/// what they took comes back.
+#[test]
+fn long_requests_take_announced_memory_and_return_it() -> Result<()> {
+    let hearth = Hearth::serving("4G")?;
+    let origin = hearth.dir().join("o.raw");
+    std::fs::File::create(&origin)?.set_len(512 * MIB)?;
+    hearth.add("d", path(&origin), &[])?;
+    let pool: Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    let announced = pool["ram_most"].as_u64().context("ram_most")?;
+    let blocks = (4 << 30) / 4096;
+    ensure!(announced <= 24 * blocks + 64 * MIB, "{announced} announced");
+    let pid = hearth.pid().context("not running")?;
+    let idle = anonymous(pid)?;
+    let mut peak = 0;
+    std::thread::scope(|scope| -> Result<()> {
+        let clients: Vec<_> = (0..4)
+            .map(|n| {
+                let hearth = &hearth;
+                scope.spawn(move || -> Result<()> {
+                    let mut client = hearth.connect("d")?;
+                    let data = vec![n as u8; MIB as usize];
+                    for round in 0..20u64 {
+                        for turn in 0..16u64 {
+                            let at = (round * 64 + turn * 4 + n) % 512 * MIB;
+                            match turn % 2 {
+                                0 => {
+                                    client.send(Nbd::Write { fua: false }, at, MIB as u32, &data)?
+                                }
+                                _ => client.send(Nbd::Read, at, MIB as u32, &[])?,
+                            };
+                        }
+                        for _ in 0..16 {
+                            client.receive()?;
+                        }
+                    }
+                    Ok(client.flush()?)
+                })
+            })
+            .collect();
+        while !clients.iter().all(|client| client.is_finished()) {
+            peak = peak.max(anonymous(pid)?);
+            std::thread::yield_now();
+        }
+        clients
+            .into_iter()
+            .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
+    })?;
+    ensure!(peak <= announced, "{peak} of {announced} announced");
+    // The index and the RAM stage stay; buffers go.
+    let kept = announced - 40 * MIB;
+    wait::until("memory is returned", LIMIT, || {
+        (anonymous(pid).ok()? <= kept.max(idle)).then_some(())
+    })?;
     Ok(())
 }
