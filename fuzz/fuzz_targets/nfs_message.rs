@@ -3,7 +3,7 @@
 
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::mount::Ask;
-use hearth_nfs::portmap;
+use hearth_nfs::{nlm, nsm, portmap};
 use hearth_nfs::record::{Assembler, MESSAGE_MAX, mark};
 use hearth_nfs::rpc::{Call, Head, machine};
 use hearth_nfs::v3::{Args, Procedure};
@@ -44,10 +44,29 @@ fn whole(message: &[u8], steer: u8) {
         assert_eq!(back, Ok(Head::Call(call.clone())));
         let _ = Ask::read(call.procedure, &mut r.clone());
         let _ = portmap::answer(&call, &mut r.clone(), &[]);
+        let _ = nsm::answer(&call, &mut r.clone());
+        locks(call.procedure, r.rest());
         arguments(Procedure::of(call.procedure), r.rest());
     }
     arguments(Procedure::of(u32::from(steer & 0x1f)), message);
+    locks(u32::from(steer & 0x1f), message);
+    let _ = portmap::dumped(0, message);
     assert_eq!(Sealer::new(1, &[1; 32]).open(message), None, "a forged handle");
+}
+
+/// Calls to the lock manager: what is understood means the same when it is written again, and ranges have an order.
+fn locks(procedure: u32, bytes: &[u8]) {
+    let Some(Ok((args, cookie))) = nlm::Args::read(procedure, &mut Reader::new(bytes)) else { return };
+    if let nlm::Args::Lock { lock, .. } | nlm::Args::Unlock { lock } = &args
+        && let Some((first, last)) = lock.range()
+    {
+        assert!(first <= last && last <= nlm::LAST);
+    }
+    let mut again = Writer::new();
+    if let Some(procedure) = args.write(cookie, &mut again) {
+        let back = nlm::Args::read(procedure, &mut Reader::new(again.as_slice()));
+        assert_eq!(back, Some(Ok((args, cookie))));
+    }
 }
 
 /// What is understood means the same when it is written again.

@@ -357,6 +357,14 @@ fn show(global: &Global, client: &Client, name: &str) -> Outcome {
             "portmapper",
             if info.portmapper { "yes" } else { "no" }.to_owned(),
         ),
+        (
+            "locks",
+            match info.locks {
+                true => "yes",
+                false => "no; Linux mounts it with nolock",
+            }
+            .to_owned(),
+        ),
         ("clients", plain(&clients.join(" "))),
         (
             "cached files",

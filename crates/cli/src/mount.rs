@@ -1,7 +1,7 @@
 //! `hearth attach-help` for a datastore: what to type to mount it.
 //!
 //! A mount that lacks a word works until something breaks: without `hard` a restart of the daemon becomes an I/O error,
-//! without `nolock` the mount waits for a lock manager that is not there. So the words are printed, for this
+//! without `nolock`, where this host serves no locks, locks fail. So the words are printed, for this
 //! datastore's address and port.
 
 use std::net::SocketAddr;
@@ -88,8 +88,9 @@ fn help(info: &DatastoreInfo, hypervisor: Hypervisor) -> Result<Help, Error> {
             "no client may be root there, which hypervisors need: `hearth datastore set {name} --client HOST=rw,no_root_squash`"
         ));
     }
+    let lock = if info.locks { "" } else { "nolock," };
     let options =
-        format!("vers=3,proto=tcp,mountproto=tcp,hard,nolock,port={port},mountport={port}");
+        format!("vers=3,proto=tcp,mountproto=tcp,hard,{lock}port={port},mountport={port}");
     let text = match hypervisor {
         Hypervisor::Esxi => {
             notes.push("give every ESXi host the same address, letter for letter: the datastore's identity is made of it".to_owned());
@@ -141,6 +142,7 @@ mod tests {
             two_writers: None,
             listen: listen.to_owned(),
             portmapper: true,
+            locks: false,
             path: "/vms".to_owned(),
             clients: vec![DatastoreClient {
                 root,
@@ -177,6 +179,16 @@ mod tests {
                 .contains("ADDRESS")
         );
         assert!(help(&info("127.0.0.1:2049", true), Hypervisor::Qemu).is_err());
+    }
+
+    #[test]
+    fn nolock_is_printed_where_locks_are_not_served() {
+        for hypervisor in [Hypervisor::Linux, Hypervisor::Proxmox] {
+            let mut info = info("192.0.2.1:2049", true);
+            assert!(help(&info, hypervisor).unwrap().text.contains(",nolock,"));
+            info.locks = true;
+            assert!(!help(&info, hypervisor).unwrap().text.contains("nolock"));
+        }
     }
 
     #[test]

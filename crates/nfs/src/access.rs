@@ -156,7 +156,7 @@ fn unprivileged_from() -> u16 {
 }
 
 /// True if an address is this host's own: then a socket can be bound to it.
-fn is_own(address: IpAddr) -> bool {
+pub(crate) fn is_own(address: IpAddr) -> bool {
     match UdpSocket::bind((address, 0)) {
         Ok(_) => true,
         Err(error) => error.kind() != ErrorKind::AddrNotAvailable,

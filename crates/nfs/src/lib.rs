@@ -11,6 +11,8 @@
 //! | [`record`] | where a message begins and ends in a stream of bytes (RFC 5531, 11) |
 //! | [`message`] | where in memory a message lies |
 //! | [`rpc`] | who calls which procedure, and how calls are accepted and denied (RFC 5531) |
+//! | [`nlm`] | how ranges of files are locked (NLM version 4) |
+//! | [`nsm`] | how client and server learn of each other's restart (NSM version 1) |
 //! | [`portmap`] | on which port a program is found (RFC 1833) |
 //! | [`rpcbind`] | how the host's own portmapper is told of it |
 //! | [`mount`] | how a client gets its first handle (RFC 1813, appendix I) |
@@ -33,6 +35,8 @@ pub mod ledger;
 pub mod local;
 pub mod message;
 pub mod mount;
+pub mod nlm;
+pub mod nsm;
 pub mod portmap;
 pub mod record;
 pub mod rpc;

@@ -183,6 +183,7 @@ impl Directory {
             sealer: crate::handle::Sealer::new(identity.store, &identity.secret),
             store: identity.store,
             ledger: Ledger::beside(&self.state, identity),
+            locks: std::sync::Arc::new(crate::nlm::locks::Locks::open(&self.state)),
             tree: std::sync::Arc::new(self) as std::sync::Arc<dyn Tree>,
         }
     }

@@ -5,7 +5,7 @@
 //! answer ourselves. Versions 3 and 4, which Linux tries first, are answered with "version 2 only", after which it asks again.
 
 use crate::rpc::{self, Call, Credential};
-use crate::xdr::{Reader, Result, Writer};
+use crate::xdr::{Malformed, Reader, Result, Writer};
 
 /// The program's number.
 pub const PROGRAM: u32 = 100_000;
@@ -101,17 +101,55 @@ fn find(known: &[Mapping], program: u32, version: u32, protocol: u32) -> u32 {
 /// The call by which a program is registered with the host's own portmapper, or with `gone`, by which it is
 /// taken out again.
 pub fn register(xid: u32, mapping: &Mapping, gone: bool) -> Vec<u8> {
-    let call = Call {
+    let mut w = call(xid, if gone { UNSET } else { SET });
+    mapping.write(&mut w);
+    w.into_vec()
+}
+
+/// The call that asks for the port of a program.
+pub fn get_port(xid: u32, mapping: &Mapping) -> Vec<u8> {
+    let mut w = call(xid, GETPORT);
+    mapping.write(&mut w);
+    w.into_vec()
+}
+
+/// The call that asks for all programs.
+pub fn dump(xid: u32) -> Vec<u8> {
+    call(xid, DUMP).into_vec()
+}
+
+fn call(xid: u32, procedure: u32) -> Writer {
+    let mut w = Writer::new();
+    Call {
         xid,
         program: PROGRAM,
         version: VERSION,
-        procedure: if gone { UNSET } else { SET },
+        procedure,
         credential: Credential::None,
-    };
-    let mut w = Writer::new();
-    call.write(&mut w);
-    mapping.write(&mut w);
-    w.into_vec()
+    }
+    .write(&mut w);
+    w
+}
+
+/// The programs that the host's portmapper named in answer to call `xid` of [`dump`]; `None` if it did not.
+pub fn dumped(xid: u32, answer: &[u8]) -> Result<Option<Vec<Mapping>>> {
+    let mut r = Reader::new(answer);
+    if rpc::read_answer(&mut r)? != (xid, rpc::Answer::Success) {
+        return Ok(None);
+    }
+    let mut all = Vec::new();
+    // Each takes 20 bytes of the answer.
+    while r.bool()? {
+        let (program, version, protocol) = (r.u32()?, r.u32()?, r.u32()?);
+        let port = r.u32()?;
+        all.push(Mapping {
+            program,
+            version,
+            protocol,
+            port: u16::try_from(port).map_err(|_| Malformed::Choice(port))?,
+        });
+    }
+    Ok(Some(all))
 }
 
 /// What the host's portmapper answered to call `xid` of [`register`]: whether it did so.
@@ -175,6 +213,19 @@ mod tests {
             ask(2, DUMP, &[]),
             results(&[1, 100_003, 3, TCP, 2049, 1, 100_005, 3, TCP, 2050, 0])
         );
+    }
+
+    #[test]
+    fn dump_is_read() {
+        let answer = ask(2, DUMP, &[]);
+        assert_eq!(dumped(1, &answer), Ok(Some(vec![NFS, MOUNT])));
+        assert_eq!(dumped(2, &answer), Ok(None));
+        for len in 0..answer.len() {
+            assert!(dumped(1, &answer[..len]).is_err(), "{len}");
+        }
+        let mut wide = rpc::success(1);
+        wide.u32(1).u32(1).u32(1).u32(6).u32(65_536).u32(0);
+        assert_eq!(dumped(1, wide.as_slice()), Err(Malformed::Choice(65_536)));
     }
 
     #[test]

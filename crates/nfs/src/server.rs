@@ -12,6 +12,7 @@
 mod call;
 mod flight;
 mod link;
+mod locking;
 mod net;
 mod pool;
 mod repeated;

@@ -361,6 +361,9 @@ pub struct DatastoreInfo {
     pub listen: String,
     /// A portmapper tells clients the port.
     pub portmapper: bool,
+    /// Clients can lock files (NLM). Where they cannot, Linux needs `nolock` to mount it.
+    #[serde(default)]
+    pub locks: bool,
     /// The path under which clients mount it.
     pub path: String,
     /// Who may come.

@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ use hearth_nfs::access::{Access, Network, Rights};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
 use hearth_nfs::ledger::Ledger;
+use hearth_nfs::nlm::locks::Locks;
 use hearth_nfs::portmap;
 use hearth_nfs::rpcbind::{self, Registration};
 use hearth_nfs::server::{Config, Export, Server};
@@ -118,16 +120,33 @@ struct Served {
 /// A server, as long as a datastore is on it.
 struct Listening {
     server: Server,
-    /// The host's own portmapper knows of it.
+    /// Where the host has a portmapper of its own, which clients elsewhere ask.
     registered: Option<Registration>,
-    /// Why no portmapper knows of it, although clients elsewhere will ask one.
-    unknown: Option<String>,
 }
 
 impl Listening {
     /// A portmapper tells clients its port.
     fn is_mapped(&self) -> bool {
-        self.server.portmap().is_some() || self.registered.is_some()
+        let is_registered = |r: &Registration| r.refused().is_none();
+        self.server.portmap().is_some() || self.registered.as_ref().is_some_and(is_registered)
+    }
+
+    /// Clients can lock files.
+    fn has_locks(&self) -> bool {
+        self.server.locks().load(Ordering::Relaxed)
+    }
+
+    /// Why no portmapper knows of it, although clients elsewhere will ask one.
+    fn unknown(&self) -> Option<String> {
+        let why = self.registered.as_ref()?.refused()?;
+        let port = self
+            .server
+            .addresses()
+            .first()
+            .map_or(PORT, SocketAddr::port);
+        Some(format!(
+            "no portmapper tells clients the port ({why}); ESXi cannot mount it so, others need nolock,port={port},mountport={port}"
+        ))
     }
 }
 
@@ -213,6 +232,8 @@ fn listen(at: SocketAddr) -> Result<Listening> {
         Server::start(&Config {
             listen: vec![at],
             portmap,
+            // Clients on this host have a lock manager in its kernel, which takes the program's number.
+            locks: !at.ip().is_loopback(),
             ..Config::default()
         })
     };
@@ -230,32 +251,21 @@ fn listen(at: SocketAddr) -> Result<Listening> {
         return Ok(Listening {
             server: start(None).map_err(refused)?,
             registered: None,
-            unknown: None,
         });
     }
     if let Ok(server) = start(Some(SocketAddr::new(at.ip(), portmap::PORT))) {
         return Ok(Listening {
             server,
             registered: None,
-            unknown: None,
         });
     }
     // The port of portmappers is taken, or not ours to take.
     let server = start(None).map_err(refused)?;
-    let (registered, unknown) = match Registration::make(rpcbind::ADDRESS, &server.mappings()) {
-        Ok(registration) => (Some(registration), None),
-        Err(e) => (
-            None,
-            Some(format!(
-                "no portmapper tells clients the port ({e}); ESXi cannot mount it so, others need port={0},mountport={0}",
-                at.port()
-            )),
-        ),
-    };
+    let (at, mappings, locks) = (rpcbind::ADDRESS, server.mappings(), server.locks());
+    let registered = Registration::keep(at, &mappings, locks, rpcbind::EVERY).map_err(refused)?;
     Ok(Listening {
         server,
-        registered,
-        unknown,
+        registered: Some(registered),
     })
 }
 
@@ -495,6 +505,7 @@ impl Daemon {
             store: identity.store,
             tree: opened.files.tree(),
             ledger: Ledger::beside(&self.stores.state(record), identity),
+            locks: Arc::new(Locks::open(&self.stores.state(record))),
         };
         let offered = on.server.offer(export, access(record));
         offered.map_err(no_threads(record))?;
@@ -952,13 +963,14 @@ fn info(store: &Store) -> DatastoreInfo {
         reason,
         remedy,
         notices: on
-            .and_then(|on| on.unknown.clone())
+            .and_then(|on| on.unknown())
             .into_iter()
             .chain(refused.map(|from| refused_port(record, from)))
             .collect(),
         two_writers: opened.and_then(|opened| opened.disks.two_writers()),
         listen: at.map_or_else(|| record.listen.clone(), |at| at.to_string()),
         portmapper: on.is_some_and(|on| on.is_mapped()),
+        locks: on.is_some_and(|on| on.has_locks()),
         path: format!("/{}", record.name),
         clients: clients_of(record).collect(),
         read_only: record.read_only,

@@ -23,12 +23,14 @@ pub(super) type Job = Box<dyn FnOnce(&Arc<Flight>, Option<Box<dyn AtHand>>) + Se
 /// What a call is.
 pub(super) struct About {
     pub xid: u32,
-    /// What it counts as where it is not answered in time; MOUNT has no word for "later".
+    /// What it counts as where it is not answered in time; other programs have no word for "later".
     pub procedure: Option<Procedure>,
     /// The file or directory it is about.
     pub spot: Key,
     /// Under which its answer is kept, if it is.
     pub slip: Option<Slip>,
+    /// Its answer if it is not answered in time, where it has no procedure of NFS.
+    pub later: Vec<u8>,
 }
 
 impl About {
@@ -201,9 +203,14 @@ impl Flight {
 
     /// It was carried out, or could not be.
     pub fn finish(&self, answer: Answer) {
+        self.finish_in_time(answer);
+    }
+
+    /// The same; false if its client was answered before.
+    pub fn finish_in_time(&self, answer: Answer) -> bool {
         let mut state = self.lock();
         if matches!(state.stage, Stage::Ended) {
-            return;
+            return false;
         }
         state.stage = Stage::Ended;
         let links = std::mem::take(&mut state.links);
@@ -218,6 +225,7 @@ impl Flight {
         }
         drop(charge);
         send(&links, answer);
+        !links.is_empty()
     }
 
     /// Patience is over. What was not begun never will be.
@@ -309,7 +317,7 @@ impl Flight {
     pub fn later(&self) -> Answer {
         match self.about.procedure {
             Some(procedure) => Answer::from(refusal(self.about.xid, procedure, Status::JukeBox)),
-            None => Answer::from(crate::mount::mounted(self.about.xid, Err(Status::Io))),
+            None => Answer::from(self.about.later.clone()),
         }
     }
 }
@@ -357,6 +365,7 @@ mod tests {
             procedure: Some(Procedure::Create),
             spot: Key::new(&[1]).expect("a key"),
             slip: None,
+            later: Vec::new(),
         };
         let own = Arc::<Budget>::default();
         let (first, mut old) = connected(&own);

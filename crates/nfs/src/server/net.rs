@@ -16,11 +16,11 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use super::flight::Flight;
 use super::link::{Arriving, Bell, Budget, Link, Out};
 use super::pool::Pool;
-use super::service::{Export, Served, Service, Taken};
+use super::service::{Caller, Export, Served, Service, Taken};
 use crate::access::{Access, Peer};
 use crate::portmap::{self, Mapping};
 use crate::record::Assembler;
-use crate::{mount, v3};
+use crate::{mount, nlm, nsm, v3};
 
 /// Connections of all clients.
 const CONNECTIONS_MAX: usize = 512;
@@ -43,9 +43,12 @@ const SCRATCH: usize = 64 << 10;
 const WATCHED_SPARE: usize = 4096;
 /// How often memory for long messages is let go that was not used since.
 const AGING: Duration = Duration::from_secs(5);
-/// Datagrams answered in a row, and their length; questions to a portmapper have 56 bytes and a credential.
+/// Datagrams answered in a row, and their length; questions to a portmapper have 56 bytes and a credential, notices a name of up to 1024.
 const DATAGRAMS: usize = 64;
-const DATAGRAM_MAX: usize = 1024;
+const DATAGRAM_MAX: usize = 2048;
+/// Addresses on which notices are taken over UDP.
+const STATUS_MAX: usize = 8;
+const _: () = assert!(TOKEN_DATAGRAM + (STATUS_MAX as u64) < TOKEN_LISTENERS);
 /// After so much silence the kernel asks whether a client is still there.
 const SILENCE: Duration = Duration::from_secs(60);
 /// How long no connection is taken when one could not be: what is used up here comes back.
@@ -65,6 +68,9 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Where to answer as a portmapper, if nobody else does on this host: TCP and UDP.
     pub portmap: Option<SocketAddr>,
+    /// Serve locks and the notices that they need, on the same ports over TCP, and over UDP where that port is free. They are granted from the start where we
+    /// are the portmapper, and otherwise as [`Server::locks`] says.
+    pub locks: bool,
     /// Threads of each export.
     pub workers: usize,
     /// After which a call that takes longer is answered "ask again".
@@ -76,6 +82,7 @@ impl Default for Config {
         Config {
             listen: Vec::new(),
             portmap: None,
+            locks: false,
             workers: 16,
             patience: Duration::from_secs(4),
         }
@@ -85,8 +92,7 @@ impl Default for Config {
 /// One client's connection.
 struct Connection {
     stream: Arc<TcpStream>,
-    client: Peer,
-    user: User,
+    caller: Caller,
     since: Instant,
     /// A complete call arrived, so the connection is never closed to make room.
     has_called: bool,
@@ -125,16 +131,28 @@ impl Server {
             .iter()
             .map(TcpListener::local_addr)
             .collect::<io::Result<Vec<_>>>()?;
-        let mut datagrams = None;
+        let mut datagrams = Vec::new();
+        let mut programs = Vec::new();
+        if config.locks {
+            for at in addresses.iter().take(STATUS_MAX) {
+                // Without it, notices come over TCP only.
+                datagrams.extend(UdpSocket::bind(at).ok());
+            }
+            programs = lock_programs(&addresses, !datagrams.is_empty());
+        }
         let mut portmap_at = None;
         if let Some(at) = config.portmap {
             let tcp = peer::listen(at)?;
             let at = tcp.local_addr()?;
-            datagrams = Some(UdpSocket::bind(at)?);
+            datagrams.push(UdpSocket::bind(at)?);
             portmap_at = Some(at);
             listeners.push(tcp);
         }
-        service.set_mappings(mappings(&addresses, portmap_at));
+        let mut mappings = mappings(&addresses, portmap_at);
+        mappings.append(&mut programs);
+        service.set_mappings(mappings);
+        let granted = config.locks && portmap_at.is_some();
+        service.locks.store(granted, Ordering::Relaxed);
         let mut net = Net {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             service: Arc::clone(&service),
@@ -188,7 +206,11 @@ impl Server {
     /// Offers a tree to those whom `access` names.
     pub fn offer(&self, export: Export, access: Access) -> io::Result<()> {
         let pool = Pool::start(self.workers)?;
-        self.service.add(Served::new(export, access, pool));
+        let served = Served::new(export, access, pool);
+        if let Err(error) = served.notify() {
+            tracing::warn!(%error, "clients are not notified to reclaim their NFS locks");
+        }
+        self.service.add(served);
         Ok(())
     }
 
@@ -209,8 +231,13 @@ impl Server {
     /// are stale.
     pub fn withdraw(&self, store: u64) {
         if let Some(served) = self.service.remove(store) {
-            served.pool.stop();
+            served.close();
         }
+    }
+
+    /// Whether locks are granted; to be set by what the host's portmapper knows of them.
+    pub fn locks(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.service.locks)
     }
 }
 
@@ -223,7 +250,7 @@ impl Drop for Server {
             let _ = thread.join();
         }
         for served in self.service.exports() {
-            served.pool.stop();
+            served.close();
         }
     }
 }
@@ -253,6 +280,25 @@ fn mappings(addresses: &[SocketAddr], portmap: Option<SocketAddr>) -> Vec<Mappin
     all
 }
 
+/// What a portmapper has to know of locks.
+fn lock_programs(addresses: &[SocketAddr], datagrams: bool) -> Vec<Mapping> {
+    let Some(first) = addresses.first() else {
+        return Vec::new();
+    };
+    let mapping = |program, version, protocol| Mapping {
+        program,
+        version,
+        protocol,
+        port: first.port(),
+    };
+    let mut all = vec![
+        mapping(nlm::PROGRAM, nlm::VERSION, portmap::TCP),
+        mapping(nsm::PROGRAM, nsm::VERSION, portmap::TCP),
+    ];
+    all.extend(datagrams.then(|| mapping(nsm::PROGRAM, nsm::VERSION, portmap::UDP)));
+    all
+}
+
 /// What the thread has.
 struct Net {
     epoll: OwnedFd,
@@ -260,7 +306,7 @@ struct Net {
     bell: Arc<Bell>,
     stop: Arc<AtomicBool>,
     listeners: Vec<TcpListener>,
-    datagrams: Option<UdpSocket>,
+    datagrams: Vec<UdpSocket>,
     connections: HashMap<u64, Connection>,
     next: u64,
     budgets: HashMap<User, Arc<Budget>>,
@@ -294,9 +340,9 @@ impl Net {
             listener.set_nonblocking(true)?;
             add(listener, token)?;
         }
-        if let Some(socket) = &self.datagrams {
+        for (token, socket) in (TOKEN_DATAGRAM..).zip(&self.datagrams) {
             socket.set_nonblocking(true)?;
-            add(socket, TOKEN_DATAGRAM)?;
+            add(socket, token)?;
         }
         Ok(())
     }
@@ -315,7 +361,7 @@ impl Net {
             if self.stop.load(Ordering::Acquire) && stopping.is_none() {
                 stopping = Some(now + FAREWELL);
                 self.listeners.clear();
-                self.datagrams = None;
+                self.datagrams.clear();
             }
             if let Some(last) = stopping {
                 let idle = self.all.calls.load(Ordering::Relaxed) == 0
@@ -342,7 +388,9 @@ impl Net {
                 let (token, flags) = (event.data.u64(), event.flags);
                 match token {
                     TOKEN_WAKE => self.woken(),
-                    TOKEN_DATAGRAM => self.answer_datagrams(),
+                    TOKEN_DATAGRAM..TOKEN_LISTENERS => {
+                        self.answer_datagrams((token - TOKEN_DATAGRAM) as usize);
+                    }
                     TOKEN_CONNECTIONS.. => self.connection(token, flags, stopping.is_some()),
                     listener => self.accept((listener - TOKEN_LISTENERS) as usize),
                 }
@@ -409,8 +457,8 @@ impl Net {
         }
     }
 
-    fn answer_datagrams(&mut self) {
-        let Some(socket) = &self.datagrams else {
+    fn answer_datagrams(&mut self, socket: usize) {
+        let Some(socket) = self.datagrams.get(socket) else {
             return;
         };
         let mut bytes = [0; DATAGRAM_MAX];
@@ -422,7 +470,7 @@ impl Net {
             if !self.service.knows(from.ip()) {
                 continue;
             }
-            if let Some(answer) = self.service.datagram(&bytes[..len]) {
+            if let Some(answer) = self.service.datagram(&bytes[..len], from) {
                 // Who asks by datagram asks again.
                 let _ = socket.send_to(answer.as_slice(), from);
             }
@@ -461,7 +509,12 @@ impl Net {
             tracing::warn!(%client, "an NFS client was turned away: too many connections");
             return;
         }
-        if let Err(error) = self.welcome(stream, peer, user) {
+        let caller = Caller {
+            peer,
+            user,
+            own: own.ip().to_canonical(),
+        };
+        if let Err(error) = self.welcome(stream, caller) {
             tracing::warn!(%client, %error, "an NFS client's connection could not be set up");
         }
     }
@@ -469,7 +522,7 @@ impl Net {
     /// Makes room for a connection of a user: the oldest without a call goes, of the same user if that has its share. False if
     /// all have called.
     fn make_room(&mut self, user: User) -> bool {
-        let of_user = |c: &Connection| c.user == user;
+        let of_user = |c: &Connection| c.caller.user == user;
         let is_over =
             self.connections.values().filter(|c| of_user(c)).count() >= CLIENT_CONNECTIONS_MAX;
         if !is_over && self.connections.len() < CONNECTIONS_MAX {
@@ -509,7 +562,7 @@ impl Net {
         }
     }
 
-    fn welcome(&mut self, stream: TcpStream, client: Peer, user: User) -> io::Result<()> {
+    fn welcome(&mut self, stream: TcpStream, caller: Caller) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         // A client that is gone without a word must not keep its place for hours.
@@ -520,7 +573,7 @@ impl Net {
         let token = self.next;
         self.next += 1;
         let stream = Arc::new(stream);
-        let budget = Arc::clone(self.budgets.entry(user).or_default());
+        let budget = Arc::clone(self.budgets.entry(caller.user).or_default());
         let budgets = [&budget, &self.all];
         let arriving = Arriving::new(budgets);
         let link = Arc::new(Link::new(token, &stream, &self.bell, budgets));
@@ -533,8 +586,7 @@ impl Net {
         )?;
         let connection = Connection {
             stream,
-            client,
-            user,
+            caller,
             since: Instant::now(),
             has_called: false,
             budget,
@@ -602,7 +654,7 @@ impl Net {
         connection.assembler.filled(len.min(direct));
         let more = len.saturating_sub(direct);
         if let Err(broken) = connection.assembler.feed(&self.scratch[..more]) {
-            tracing::warn!(client = %connection.client.address(), %broken, "an NFS client was cut off");
+            tracing::warn!(client = %connection.caller.peer.address(), %broken, "an NFS client was cut off");
             return self.close(token);
         }
         self.take_messages(token);
@@ -634,7 +686,7 @@ impl Net {
             connection.has_called = true;
             match self
                 .service
-                .take(&connection.link, connection.client, message)
+                .take(&connection.link, &connection.caller, message)
             {
                 Taken::Answered(None) => {}
                 Taken::Answered(Some(flight)) => {
@@ -642,7 +694,7 @@ impl Net {
                     self.watch(until, &flight);
                 }
                 Taken::Nonsense => {
-                    let client = connection.client.address();
+                    let client = connection.caller.peer.address();
                     tracing::warn!(%client, "an NFS client was cut off: it does not speak RPC");
                     return self.close(token);
                 }

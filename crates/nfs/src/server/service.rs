@@ -1,8 +1,13 @@
 //! What is done with a message: whose it is, whether it may, and who carries it out.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use hearth_io::peer::User;
 
 use super::call;
 use super::flight::{About, Also, Flight, Job, aside};
@@ -15,11 +20,13 @@ use crate::handle::{self, Key, Sealer};
 use crate::ledger::Ledger;
 use crate::message::Message;
 use crate::mount::{self, Ask};
+use crate::nlm::locks::{Locks, Monitored};
 use crate::portmap::{self, Mapping};
 use crate::rpc::{self, Call, Credential, Head};
 use crate::tree::{Place, Tree};
 use crate::v3::{self, Args, Kind, Procedure, Status, refusal};
 use crate::xdr::{Reader, Writer};
+use crate::{nlm, nsm};
 
 /// Longest write that is begun on the thread that moves bytes: it sums them up meanwhile, and copies some. A read of any length is
 /// only handed on.
@@ -40,6 +47,8 @@ pub struct Export {
     pub tree: Arc<dyn Tree>,
     /// Where calls are noted that a client may repeat after this process was killed. Without it, such a repetition may fail.
     pub ledger: Option<Arc<Ledger>>,
+    /// Locks of its files.
+    pub locks: Arc<Locks>,
 }
 
 /// An export with its workers.
@@ -51,6 +60,17 @@ pub(super) struct Served {
     access: RwLock<Access>,
     /// When a call was refused for its source port, and whose.
     refused: Mutex<Option<(Instant, SocketAddr)>>,
+    /// No more notices are sent to clients.
+    closed: Arc<AtomicBool>,
+}
+
+/// Who sent a message.
+#[derive(Clone, Copy)]
+pub(super) struct Caller {
+    pub peer: Peer,
+    pub user: User,
+    /// The address of ours that it uses.
+    pub own: IpAddr,
 }
 
 impl Served {
@@ -61,7 +81,33 @@ impl Served {
             writers: Writers::new(),
             access: RwLock::new(access),
             refused: Mutex::default(),
+            closed: Arc::default(),
         }
+    }
+
+    /// Sends notices to the clients of the process before, so that they reclaim their locks.
+    pub fn notify(&self) -> io::Result<()> {
+        let locks = Arc::clone(&self.export.locks);
+        let clients = locks.before().iter().copied();
+        let clients: Vec<Monitored> = clients
+            .filter(|m| self.rights_of(m.client).is_some())
+            .collect();
+        if clients.is_empty() {
+            return Ok(());
+        }
+        let closed = Arc::clone(&self.closed);
+        let send = move || nsm::notify(&locks, &clients, portmap::PORT, &closed);
+        thread::Builder::new()
+            .name("nfs-notices".into())
+            .spawn(send)
+            .map(drop)
+    }
+
+    /// Takes no more calls.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.pool.stop();
+        self.export.locks.close();
     }
 
     fn rights_of(&self, client: IpAddr) -> Option<Rights> {
@@ -70,7 +116,7 @@ impl Served {
     }
 
     /// What a call may do; `None` if it is refused.
-    fn rights(&self, client: Peer) -> Option<Rights> {
+    pub fn rights(&self, client: Peer) -> Option<Rights> {
         let rights = self.rights_of(client.address())?;
         if !client.is_anyone(rights) {
             return Some(rights);
@@ -107,7 +153,9 @@ impl Served {
 /// See the module.
 pub(super) struct Service {
     exports: RwLock<Vec<Arc<Served>>>,
-    replies: Arc<Replies>,
+    pub replies: Arc<Replies>,
+    /// Locks can be granted: clients find us, and tell us of their restarts.
+    pub locks: Arc<AtomicBool>,
     /// What the portmapper says.
     mappings: RwLock<Vec<Mapping>>,
 }
@@ -143,6 +191,7 @@ impl Service {
         Service {
             exports: RwLock::default(),
             replies: Arc::default(),
+            locks: Arc::default(),
             mappings: RwLock::default(),
         }
     }
@@ -172,6 +221,10 @@ impl Service {
         let exports = self.exports.read().unwrap_or_else(PoisonError::into_inner);
         let served = exports.iter().find(|s| s.export.store == store);
         if let Some(served) = served {
+            served
+                .export
+                .locks
+                .retain(|client| access.of(client).is_some());
             *served
                 .access
                 .write()
@@ -204,12 +257,15 @@ impl Service {
         exports.iter().any(|s| s.rights_of(client).is_some())
     }
 
-    /// Answers a question to the portmapper that came in a datagram.
-    pub fn datagram(&self, message: &[u8]) -> Option<Writer> {
+    /// Answers a question to the portmapper, or a notice of a client's restart, that came in a datagram.
+    pub fn datagram(&self, message: &[u8], from: SocketAddr) -> Option<Writer> {
         let mut r = Reader::new(message);
         match Call::read(&mut r).ok()? {
             Head::Call(call) if call.program == portmap::PROGRAM => {
                 Some(portmap::answer(&call, &mut r, &self.mappings()))
+            }
+            Head::Call(call) if call.program == nsm::PROGRAM => {
+                Some(self.nsm(Peer::of(from), &call, &mut r))
             }
             Head::Call(call) => Some(rpc::no_program(call.xid)),
             _ => None,
@@ -217,7 +273,8 @@ impl Service {
     }
 
     /// Takes a message that a client sent.
-    pub fn take(&self, link: &Arc<Link>, peer: Peer, message: Message) -> Taken {
+    pub fn take(&self, link: &Arc<Link>, caller: &Caller, message: Message) -> Taken {
+        let peer = caller.peer;
         let mut r = Reader::new(&message);
         let now = |answer: Writer| {
             link.send(Answer::from(answer));
@@ -232,6 +289,8 @@ impl Service {
         match call.program {
             v3::PROGRAM => {}
             mount::PROGRAM => return self.mount(link, peer, &call, &mut r),
+            nlm::PROGRAM => return self.nlm(link, caller, &call, &mut r),
+            nsm::PROGRAM => return now(self.nsm(peer, &call, &mut r)),
             portmap::PROGRAM => return now(portmap::answer(&call, &mut r, &self.mappings())),
             _ => return now(rpc::no_program(call.xid)),
         }
@@ -274,6 +333,7 @@ impl Service {
             procedure: Some(procedure),
             spot,
             slip,
+            later: Vec::new(),
         };
         let who = Who::of(&call.credential, rights);
         let job: Job = {
@@ -412,6 +472,7 @@ impl Service {
             procedure: None,
             spot: served.export.tree.root(),
             slip: None,
+            later: mount::mounted(xid, Err(Status::Io)).into_vec(),
         };
         let job: Job = {
             let served = Arc::clone(&served);

@@ -9,6 +9,7 @@ mod stage;
 mod clients;
 mod directory;
 mod esxi;
+mod locks;
 mod names;
 mod rpcbind;
 mod server;

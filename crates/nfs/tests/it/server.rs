@@ -14,13 +14,15 @@ use hearth_nfs::access::{Access, NOBODY, Network, Rights, Who};
 use hearth_nfs::handle::Sealer;
 use hearth_nfs::identity::Identity;
 use hearth_nfs::ledger::Ledger;
+use hearth_nfs::nlm::Lock;
+use hearth_nfs::nlm::locks::Locks;
 use hearth_nfs::record::{MESSAGE_MAX, mark};
 use hearth_nfs::rpc::{self, Call, Credential};
 use hearth_nfs::server::{Config, Export, HUNG_READS_MAX, Server};
 use hearth_nfs::tree::Tree;
 use hearth_nfs::v3::{Args, Create, How, Named, SetAttributes, Status};
 use hearth_nfs::xdr::Writer;
-use hearth_nfs::{mount, portmap, v3};
+use hearth_nfs::{mount, nlm, portmap, v3};
 use puppet::{Puppet, handle, key};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net;
@@ -70,6 +72,7 @@ impl Stage {
         let config = Config {
             listen: vec![any],
             portmap: Some(any),
+            locks: true,
             workers: 4,
             patience,
         };
@@ -80,6 +83,7 @@ impl Stage {
             store: STORE,
             tree: Arc::clone(&tree) as Arc<dyn Tree>,
             ledger,
+            locks: Arc::new(Locks::in_memory()),
         };
         server.offer(export, access)?;
         Ok(Stage { server, tree })
@@ -1132,4 +1136,45 @@ fn client_that_reads_nothing_holds_bounded_memory() -> Result<()> {
     honest("127.0.0.2")?;
     drop(greedy);
     honest("127.0.0.1")
+}
+
+/// A lock whose file the tree looks for in vain: it is refused, and none is left behind.
+#[test]
+fn lock_that_hangs_is_refused_and_not_held() -> Result<()> {
+    let stage = Stage::new(SHORT)?;
+    let mut client = stage.client()?;
+    let file = handle("looked at");
+    let lock = |caller: &'static [u8]| Lock {
+        caller,
+        file: &file,
+        owner: b"o",
+        process: 1,
+        offset: 0,
+        len: 0,
+    };
+    let asked = |caller| nlm::Args::Lock {
+        block: false,
+        exclusive: true,
+        lock: lock(caller),
+        reclaim: false,
+        state: 1,
+        monitored: true,
+    };
+    stage.tree.hold("looked at");
+    ensure!(common::nlm(&mut client, &asked(b"one"))? == nlm::Status::NoLocks as u32);
+    stage.tree.release("looked at");
+    stage
+        .tree
+        .wait(|s| s.ended.iter().any(|e| e == "look looked at"));
+    // The first may be a moment between looking and locking, and gives back what it took.
+    let since = std::time::Instant::now();
+    loop {
+        match common::nlm(&mut client, &asked(b"two"))? {
+            0 => return Ok(()),
+            status => ensure!(
+                status == nlm::Status::Denied as u32 && since.elapsed() < Duration::from_secs(20),
+                "{status}"
+            ),
+        }
+    }
 }

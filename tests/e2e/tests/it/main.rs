@@ -32,6 +32,7 @@ mod datastore_kept;
 mod datastore_locks;
 mod datastore_mirrored;
 mod datastore_networks;
+mod datastore_nlm;
 mod datastore_scrubbed;
 mod datastore_steps;
 mod failed_flash;

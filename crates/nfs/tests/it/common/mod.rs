@@ -12,7 +12,7 @@ use hearth_nfs::record::{Assembler, mark};
 use hearth_nfs::rpc::{self, Answer, Call, Credential};
 use hearth_nfs::v3::{Args, Attributes, Kind, SetAttributes, Status, Time};
 use hearth_nfs::xdr::{Reader, Writer};
-use hearth_nfs::{mount, portmap, v3};
+use hearth_nfs::{mount, nlm, portmap, v3};
 
 /// An answer that does not come in this time never will.
 const NEVER: Duration = Duration::from_secs(30);
@@ -177,6 +177,32 @@ impl Client {
         ensure!(flavors.contains(&1) && r.rest().is_empty());
         Ok(Ok(handle))
     }
+}
+
+/// The status of a call to the lock manager.
+pub fn nlm(client: &mut Client, args: &nlm::Args<'_>) -> Result<u32> {
+    let mut w = Writer::new();
+    let procedure = args.write(b"cookie", &mut w).context("a call of clients")?;
+    let xid = client.next_xid();
+    let mut message = Writer::new();
+    Call {
+        xid,
+        program: nlm::PROGRAM,
+        version: nlm::VERSION,
+        procedure,
+        credential: client.credential.clone(),
+    }
+    .write(&mut message);
+    message.append(&w);
+    client.send_raw(message.as_slice())?;
+    let answer = client.answer(xid)?;
+    let mut r = Reader::new(&answer);
+    ensure!(rpc::read_answer(&mut r)? == (xid, Answer::Success));
+    if matches!(args, nlm::Args::Null | nlm::Args::FreeAll { .. }) {
+        return Ok(0);
+    }
+    ensure!(r.opaque(64)? == b"cookie");
+    Ok(r.u32()?)
 }
 
 /// What a call gave.

@@ -147,6 +147,9 @@ impl Tree for Puppet {
         key("root")
     }
     fn attributes(&self, file: &Key) -> Outcome<Attributes> {
+        if *file == key("looked at") {
+            self.pass(&Who::root(), file, "look");
+        }
         let kind = if *file == self.root() {
             Kind::Directory
         } else {
