@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What others wrote to try file systems with, on a datastore of the daemon, through the NFS client of a guest's kernel, while the daemon
-# is killed beneath it again and again (guest_exercised): on one directory, then on two.
+# is killed beneath it again and again (guest_exercised): on one directory, then on two. And locks of two guests with Debian's statd, mounted
+# without nolock (guest_locks).
 #
 #   scripts/nfs-lab.sh
 #   LAB_PROGRAMS=~/fsx:~/fsstress LAB_WORK=$'fsx -N 9000 -HzCIJB0E a.img\nfsstress -c -d . -n 2000 -p 3' scripts/nfs-lab.sh
@@ -29,5 +30,19 @@ printf '$tuned' >/tmp/small.toml; fsx -N $n -S 3 -f /tmp/small.toml small.log
 END
     )
 fi
-export LAB_PROGRAMS LAB_WORK
-e2e_tests --no-skips --only guest_exercised
+# What guests need for locks: unpacked, not installed. LAB_STATD names a directory with the same.
+if [[ -z ${LAB_STATD:-} ]]; then
+    LAB_STATD=$(target_dir)/nfs-lab/statd
+    if [[ ! -e $LAB_STATD/sbin/rpc.statd ]]; then
+        new=$LAB_STATD.new
+        rm -rf "$new" "$LAB_STATD"
+        mkdir -p "$new/debs"
+        (cd "$new/debs" && apt-get -qq download nfs-common rpcbind util-linux netbase libtirpc3 libtirpc-common libwrap0 libcap2 libsystemd0 \
+            libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libcom-err2 libkeyutils1 libgcrypt20 libgpg-error0 liblzma5 libzstd1 liblz4-1)
+        for deb in "$new"/debs/*.deb; do dpkg-deb -x "$deb" "$new"; done
+        rm -rf "$new"/{debs,usr/share,usr/lib/python3}
+        mv "$new" "$LAB_STATD"
+    fi
+fi
+export LAB_PROGRAMS LAB_WORK LAB_STATD
+e2e_tests --no-skips --only guest_exercised guest_locks

@@ -25,7 +25,7 @@ declare -A BUDGET=(
 )
 # End-to-end modules that only the lab runs: emulated guests, of which guest_root, guest_attach, guest_nfs and
 # guest_second_hop stay, and tests that need what a lab script prepares.
-LAB_ONLY=(guest_io guest_files guest_storage guest_mirrors guest_exercised datastore_clients::a_kernel_goes_on_while_the_daemon_is_killed
+LAB_ONLY=(guest_io guest_files guest_storage guest_mirrors guest_exercised guest_locks datastore_clients::a_kernel_goes_on_while_the_daemon_is_killed
     ceph remote old_builds)
 scratch=$(mktemp -d)
 parts=()

@@ -139,6 +139,20 @@ impl Plan {
         self
     }
 
+    /// On the network that the host's interface `tap` leads to, as one of several guests: `number` makes its address.
+    pub fn tap(mut self, tap: &str, number: u8) -> Plan {
+        let device = format!("virtio-net-pci,netdev=net,romfile=,mac=52:54:00:00:00:{number:02x}");
+        let net = [
+            [
+                "-netdev".to_owned(),
+                format!("tap,id=net,ifname={tap},script=no,downscript=no"),
+            ],
+            ["-device".to_owned(), device],
+        ];
+        self.disks.extend(net);
+        self
+    }
+
     /// With a network of its own, in which what listens on port `inside` is reached at `outside` of this host.
     pub fn reached_at(mut self, outside: SocketAddr, inside: u16) -> Plan {
         let net = [

@@ -48,6 +48,7 @@ mod guest_attach;
 mod guest_exercised;
 mod guest_files;
 mod guest_io;
+mod guest_locks;
 mod guest_mirrors;
 mod guest_nfs;
 mod guest_root;
