@@ -406,7 +406,13 @@ mod tests {
         let mut bytes = std::fs::read(dir.path().join("calls")).expect("read");
         assert_eq!(bytes.split_off(64)[0], 3, "it is noted");
         let late = || own.late.load(Ordering::Relaxed);
-        assert_eq!((own.memory(), late()), (0, 1), "it goes on");
+        // A client has its answer a moment before the sender gives the memory back.
+        let since = Instant::now();
+        while own.memory() > 0 {
+            assert!(since.elapsed().as_secs() < 30, "{}", own.memory());
+            thread::yield_now();
+        }
+        assert_eq!(late(), 1, "it goes on");
         flight.finish(flight.later());
         assert_eq!(late(), 0);
         pool.stop();
