@@ -29,7 +29,7 @@ command_of() {
         sim) echo "scripts/sim.sh $SEEDS $SEED_START" ;;
         fuzz) echo "scripts/fuzz.sh $MINUTES" ;;
         kill9) echo "env CYCLES=$CYCLES scripts/kill9.sh" ;;
-        changed-origins) echo "env RUNS=100 scripts/run-tests.py --below tests/e2e --only rolled_back" ;;
+        changed-origins) echo "env RUNS=100 scripts/changed-origins.sh" ;;
         guest-lab) echo "scripts/guest-lab.sh test" ;;
         lints | seeds | released | many-disks | old-builds | nfs-lab | storage-vm-lab | remote-lab | ceph-lab | docs-lab | package-lab | health-lab)
             echo "scripts/$1.sh"
