@@ -252,7 +252,7 @@ describe("the console's other pages", { skip: MISSING ?? false, timeout: 600000 
       await page.getByRole("listitem", { name: `Directory ${join(kept, name)}` }).getByText("current").waitFor();
     }
     await accessible(page, "two directories");
-    await world.hearth(["datastore", "remove", "twin"]);
+    await world.hearth(["datastore", "remove", "twin", "--yes"]);
   });
 
   test("history survives a restart of the daemon", async () => {

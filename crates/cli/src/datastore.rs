@@ -3,7 +3,7 @@
 mod scrub;
 
 use hearth_daemon::api::advice::AdviceReport;
-use hearth_daemon::api::datastores::{self as api, DatastoreInfo, FileReport};
+use hearth_daemon::api::datastores::{self as api, DatastoreInfo, DatastoreRemove, FileReport};
 use hearth_daemon::api::types::{CacheMode, Done};
 use hearth_daemon::client::{Client, datastore_path};
 use hearth_daemon::error::Error;
@@ -47,7 +47,8 @@ pub fn run(global: &Global, command: Datastore) -> Outcome {
             let interrupt = Interrupt::watch();
             client.order::<DatastoreInfo>(&datastore_path(&args.name, "/flush"))?;
             flushed(global, &client, &interrupt, &args.name)?;
-            let done: Done = client.order(&datastore_path(&args.name, "/remove"))?;
+            let how = DatastoreRemove { yes: args.yes };
+            let done: Done = client.post(&datastore_path(&args.name, "/remove"), &how)?;
             if global.json {
                 return print_json(&done);
             }

@@ -148,6 +148,7 @@ mod tests {
                 root,
                 ..DatastoreClient::new("192.0.2.9")
             }],
+            used_by: Vec::new(),
             read_only: false,
             hold: false,
             rules: Vec::new(),

@@ -22,7 +22,7 @@ use crate::{Failure, Outcome, alert, events, print_json};
 use screen::{Room, text};
 
 /// Longest wait for the daemon: it answers from memory.
-const ANSWER_TIME: Duration = Duration::from_secs(10);
+const ANSWER_TIME: Duration = Duration::from_secs(20);
 /// Events shown.
 const EVENTS: usize = 5;
 

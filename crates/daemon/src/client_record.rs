@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -27,7 +28,16 @@ struct Document {
     boot: String,
     /// By the name of the disk.
     disks: BTreeMap<String, Vec<Known>>,
+    /// Clients of datastores with the time of their last call, by the name of the datastore. They are on other hosts, and outlive
+    /// a boot.
+    #[serde(default)]
+    datastores: Datastores,
 }
+
+type Datastores = BTreeMap<String, BTreeMap<IpAddr, u64>>;
+
+/// The time of a last call is noted anew after so many seconds.
+const LAST_STEP: u64 = 600;
 
 /// The record.
 #[derive(Debug)]
@@ -35,7 +45,9 @@ pub(crate) struct ClientRecord {
     file: PathBuf,
     /// Of the run before; each disk's are taken when it is first on offer.
     before: Mutex<BTreeMap<String, Vec<Known>>>,
-    stored: Mutex<BTreeMap<String, Vec<Known>>>,
+    /// The same of datastores.
+    users_before: Datastores,
+    stored: Mutex<Document>,
 }
 
 fn boot() -> String {
@@ -63,12 +75,15 @@ impl ClientRecord {
     /// The record in a state directory. One that cannot be read, or is of another boot, is empty.
     pub(crate) fn open(state_dir: &Path) -> ClientRecord {
         let file = state_dir.join("clients.json");
-        let document = read(&file).filter(|document| document.boot == boot());
-        let before = document.unwrap_or_default().disks;
+        let mut document = read(&file).unwrap_or_default();
+        if document.boot != boot() {
+            document.disks.clear();
+        }
         ClientRecord {
             file,
-            stored: Mutex::new(before.clone()),
-            before: Mutex::new(before),
+            before: Mutex::new(document.disks.clone()),
+            users_before: document.datastores.clone(),
+            stored: Mutex::new(document),
         }
     }
 
@@ -77,8 +92,17 @@ impl ClientRecord {
         lock(&self.before).remove(disk).unwrap_or_default()
     }
 
-    /// Notes which processes use which disks now. Those of disks that are not on offer yet stay.
-    pub(crate) fn store(&self, mut now: BTreeMap<String, Vec<Known>>) {
+    /// Clients that used a datastore when the run before ended.
+    pub(crate) fn users_of(&self, datastore: &str) -> BTreeMap<IpAddr, u64> {
+        self.users_before
+            .get(datastore)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// Notes which processes use which disks now, and which clients which datastores. Those of disks that are not on offer yet
+    /// stay.
+    pub(crate) fn store(&self, mut now: BTreeMap<String, Vec<Known>>, mut datastores: Datastores) {
         for (disk, known) in &*lock(&self.before) {
             now.entry(disk.clone()).or_insert_with(|| known.clone());
         }
@@ -86,19 +110,22 @@ impl ClientRecord {
             known.truncate(PROCESSES_MAX);
             !known.is_empty()
         });
+        let last = datastores.values_mut().flat_map(BTreeMap::values_mut);
+        last.for_each(|last| *last = last.next_multiple_of(LAST_STEP));
         let mut stored = lock(&self.stored);
-        if *stored == now {
+        if (&stored.disks, &stored.datastores) == (&now, &datastores) {
             return;
         }
         let document = Document {
             boot: boot(),
             disks: now,
+            datastores,
         };
         // Without the file only an idle guest is not seen after the next restart.
         if let Err(e) = replace(&self.file, &document) {
             tracing::warn!("cannot note the clients in {}: {e}", self.file.display());
         }
-        *stored = document.disks;
+        *stored = document;
     }
 }
 
@@ -119,20 +146,27 @@ mod tests {
             ("d".to_owned(), known.clone()),
             ("e".to_owned(), Vec::new()),
         ]);
-        ClientRecord::open(dir.path()).store(now.clone());
+        let users = BTreeMap::from([(
+            "vms".to_owned(),
+            BTreeMap::from([(IpAddr::from([192, 0, 2, 1]), 1200)]),
+        )]);
+        ClientRecord::open(dir.path()).store(now.clone(), users.clone());
         let record = ClientRecord::open(dir.path());
         // Not on offer yet.
-        record.store(BTreeMap::new());
+        record.store(BTreeMap::new(), users.clone());
         assert_eq!(record.take("d"), known);
         assert!(record.take("d").is_empty() && record.take("e").is_empty());
-        record.store(BTreeMap::new());
+        record.store(BTreeMap::new(), users.clone());
         assert!(ClientRecord::open(dir.path()).take("d").is_empty());
         let other = Document {
             boot: "another".to_owned(),
             disks: now,
+            datastores: users,
         };
         replace(&dir.path().join("clients.json"), &other).unwrap();
-        assert!(ClientRecord::open(dir.path()).take("d").is_empty());
+        let record = ClientRecord::open(dir.path());
+        assert!(record.take("d").is_empty());
+        assert_eq!(record.users_of("vms").len(), 1);
         std::fs::write(dir.path().join("clients.json"), "{").unwrap();
         assert!(ClientRecord::open(dir.path()).take("d").is_empty());
     }

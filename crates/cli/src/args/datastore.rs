@@ -78,7 +78,17 @@ pub enum Datastore {
     Scrub(DatastoreScrub),
     /// Flush a datastore and serve it no longer; the directory is what it was
     #[command(after_help = "Example:\n  hearth datastore remove vms")]
-    Remove(DatastoreName),
+    Remove(DatastoreRemove),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct DatastoreRemove {
+    /// The datastore
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Also while clients use it: what they have open becomes stale
+    #[arg(long)]
+    pub yes: bool,
 }
 
 #[derive(Clone, Debug, Args)]

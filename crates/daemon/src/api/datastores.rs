@@ -368,6 +368,9 @@ pub struct DatastoreInfo {
     pub path: String,
     /// Who may come.
     pub clients: Vec<DatastoreClient>,
+    /// Who uses it: clients that called within the last hour, also before the daemon restarted, and have not unmounted since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub used_by: Vec<DatastoreUser>,
     /// Nobody may change anything.
     pub read_only: bool,
     /// The directory has every write before it is answered.
@@ -384,6 +387,24 @@ pub struct DatastoreInfo {
     pub dirty: u64,
     /// These are being written to it.
     pub flushing: bool,
+}
+
+/// A client that uses a datastore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DatastoreUser {
+    /// Its address.
+    pub address: String,
+    /// When it called last, seconds since 1970.
+    pub last: u64,
+}
+
+/// How a datastore is removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreRemove {
+    /// Also while clients use it: their files become stale.
+    #[serde(default)]
+    pub yes: bool,
 }
 
 /// All datastores, by name.
@@ -488,16 +509,18 @@ async fn scrub_datastore(
 }
 
 /// Serve a datastore no longer. The directory has everything afterwards.
-#[utoipa::path(post, path = "/v1/datastores/{name}/remove", tag = "datastores", params(("name" = String, Path)), responses(
+#[utoipa::path(post, path = "/v1/datastores/{name}/remove", tag = "datastores", params(("name" = String, Path)),
+    request_body = DatastoreRemove, responses(
     (status = 200, body = Done), (status = "default", body = ErrorBody)))]
 async fn remove_datastore(
     State(panel): Shared,
     Caller(by): Caller,
     Path(name): Path<String>,
+    Body(how): Body<DatastoreRemove>,
 ) -> Result<Json<Done>> {
     let store = name.clone();
     change(panel, Changed::Datastore(&store), move |c| {
-        c.remove_datastore(&name)?;
+        c.remove_datastore(&name, &how)?;
         let datastore = name;
         c.events().tell(Event::DatastoreRemoved { datastore, by });
         Ok(Done { done: true })

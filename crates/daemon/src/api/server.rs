@@ -25,7 +25,7 @@ use super::advice::AdviceReport;
 use super::areas::{AreaBack, AreaWanted, AreasState};
 use super::authorise::{Listed, authorise};
 use super::caller::Caller;
-use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
+use super::datastores::{DatastoreAdd, DatastoreInfo, DatastoreRemove, DatastoreSet, FileReport};
 use super::flash::{FlashChange, FlashState};
 use super::listen::{SEE, refusal};
 use super::stats::{DiskReport, StatsReport};
@@ -126,7 +126,7 @@ pub trait Control: Send + Sync + 'static {
     /// Begins a scrub of a datastore in two directories, cancels it, or decides what it found.
     fn scrub_datastore(&self, name: &str, set: &ScrubSet) -> Result<DatastoreInfo>;
     /// Serves a datastore no longer.
-    fn remove_datastore(&self, name: &str) -> Result<()>;
+    fn remove_datastore(&self, name: &str, how: &DatastoreRemove) -> Result<()>;
     /// Which version runs, and how the last upgrade went.
     fn upgrade_state(&self) -> UpgradeState;
     /// Whether a program could take over, and who would notice.

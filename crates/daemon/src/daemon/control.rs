@@ -20,7 +20,9 @@ use super::course::{Attempt, Turn};
 use super::{Daemon, Slot, StopReason, control_error, homeless, lock, trouble};
 use crate::api::advice::AdviceReport;
 use crate::api::areas::{AreaBack, AreaWanted, AreasState};
-use crate::api::datastores::{DatastoreAdd, DatastoreInfo, DatastoreSet, FileReport};
+use crate::api::datastores::{
+    DatastoreAdd, DatastoreInfo, DatastoreRemove, DatastoreSet, FileReport,
+};
 use crate::api::flash::{FlashChange, FlashState};
 use crate::api::server::Control;
 use crate::api::stats::{DiskReport, StatsReport};
@@ -615,6 +617,9 @@ impl Control for Arc<Daemon> {
             self.let_clients_go(None);
         }
         self.not_stopping()?;
+        if !how.yes {
+            self.check_unused_datastores(None)?;
+        }
         for (name, slot) in self.disks.lock().iter() {
             if !how.yes {
                 unused(name, slot)?;
@@ -995,8 +1000,11 @@ impl Control for Arc<Daemon> {
         self.set_datastore_scrub(name, set)
     }
 
-    fn remove_datastore(&self, name: &str) -> Result<()> {
+    fn remove_datastore(&self, name: &str, how: &DatastoreRemove) -> Result<()> {
         self.not_stopping()?;
+        if !how.yes {
+            self.check_unused_datastores(Some(name))?;
+        }
         self.end_datastore(name)
     }
 }

@@ -44,7 +44,7 @@ use hearth_nfs::server::{Config, Export, Server};
 use super::apart::is_below;
 use super::{Daemon, lock};
 use crate::api::datastores::{
-    DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet, FileReport, PinState,
+    DatastoreAdd, DatastoreClient, DatastoreInfo, DatastoreSet, DatastoreUser, FileReport, PinState,
 };
 use crate::api::stats::Counters;
 use crate::api::types::fields;
@@ -54,6 +54,8 @@ use crate::pool::format_error;
 use crate::settings::SettingsShown;
 use crate::size::human;
 
+/// Clients named when a datastore is in use.
+const NAMED_MAX: usize = 4;
 /// Where NFS is expected.
 const PORT: u16 = 2049;
 /// How long a removal waits for what is written back while the datastore is in use, and when it is not any more.
@@ -509,6 +511,9 @@ impl Daemon {
         };
         let offered = on.server.offer(export, access(record));
         offered.map_err(no_threads(record))?;
+        for (client, at) in self.client_record.users_of(&record.name) {
+            on.server.note_user(identity.store, client, at);
+        }
         Ok(Served {
             number: identity.store,
             on,
@@ -815,6 +820,36 @@ impl Daemon {
         })
     }
 
+    /// Refuses what takes a datastore, or any, from clients that use it.
+    pub(super) fn check_unused_datastores(&self, only: Option<&str>) -> Result<()> {
+        let used = self.datastore_users();
+        let used = used
+            .iter()
+            .filter(|(name, _)| only.is_none_or(|only| only == *name));
+        let Some((name, clients)) = used.into_iter().find(|(_, clients)| !clients.is_empty())
+        else {
+            return Ok(());
+        };
+        let clients: Vec<String> = clients
+            .keys()
+            .take(NAMED_MAX)
+            .map(IpAddr::to_string)
+            .collect();
+        Err(Error::refused(
+            format!("datastore {name} is in use by {}", clients.join(", ")),
+            "unmount it there first, or cut the clients off with --yes",
+        ))
+    }
+
+    /// Who uses which datastore, with the time of the last call.
+    pub(super) fn datastore_users(&self) -> BTreeMap<String, BTreeMap<IpAddr, u64>> {
+        let stores = lock(&self.stores.by_name);
+        let used = stores
+            .iter()
+            .map(|(name, store)| (name.clone(), users(store)));
+        used.collect()
+    }
+
     pub(super) fn end_datastore(&self, name: &str) -> Result<()> {
         let _turn = lock(&self.stores.turn);
         let record = self.datastore_record(name)?;
@@ -973,6 +1008,13 @@ fn info(store: &Store) -> DatastoreInfo {
         locks: on.is_some_and(|on| on.has_locks()),
         path: format!("/{}", record.name),
         clients: clients_of(record).collect(),
+        used_by: users(store)
+            .into_iter()
+            .map(|(address, last)| DatastoreUser {
+                address: address.to_string(),
+                last,
+            })
+            .collect(),
         read_only: record.read_only,
         hold: record.hold,
         rules: matching::read(&record.rules),
@@ -981,6 +1023,14 @@ fn info(store: &Store) -> DatastoreInfo {
         dirty: census.dirty,
         flushing: census.flushing,
     }
+}
+
+/// Who uses a datastore, with the time of the last call.
+fn users(store: &Store) -> BTreeMap<IpAddr, u64> {
+    let served = store.served.as_ref().ok();
+    served.map_or_else(BTreeMap::new, |served| {
+        served.on.server.users(served.number)
+    })
 }
 
 /// What is said of a client on this host that was refused for its source port.

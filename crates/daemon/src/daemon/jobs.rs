@@ -100,7 +100,8 @@ impl Daemon {
         let known = exports
             .into_iter()
             .map(|(name, export)| (name, export.clients().known()));
-        self.client_record.store(known.collect());
+        self.client_record
+            .store(known.collect(), self.datastore_users());
     }
 
     /// Takes snapshots of the counters where one is due.

@@ -1,8 +1,8 @@
 //! The thread that moves bytes: listens, takes messages apart, sends answers, and looks at the clock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, ErrorKind, IoSliceMut, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -225,6 +225,21 @@ impl Server {
         let exports = self.service.exports();
         let served = exports.iter().find(|s| s.export.store == store)?;
         served.refused()
+    }
+
+    /// Clients that use a tree, with the time of their last call, seconds since 1970.
+    pub fn users(&self, store: u64) -> BTreeMap<IpAddr, u64> {
+        let exports = self.service.exports();
+        let served = exports.iter().find(|s| s.export.store == store);
+        served.map_or_else(BTreeMap::new, |served| served.users())
+    }
+
+    /// A client of an earlier run of the server called at `at`.
+    pub fn note_user(&self, store: u64, client: IpAddr, at: u64) {
+        let exports = self.service.exports();
+        if let Some(served) = exports.iter().find(|s| s.export.store == store) {
+            served.note_user(client, at);
+        }
     }
 
     /// Offers a tree no longer. Calls under way are answered; later ones are told that their handles

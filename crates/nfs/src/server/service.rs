@@ -1,11 +1,12 @@
 //! What is done with a message: whose it is, whether it may, and who carries it out.
 
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hearth_io::peer::User;
 
@@ -32,6 +33,10 @@ use crate::{nlm, nsm};
 /// only handed on.
 const AT_HAND_MAX: u64 = 64 << 10;
 
+/// A client that called within so many seconds uses the export. Clients that are idle call less often than once a minute.
+const USED_S: u64 = 3600;
+/// Clients of an export that are known by their last call.
+const USERS_MAX: usize = 1024;
 /// For how long it is remembered that a call was refused for its source port, and not logged again.
 const REFUSED_FOR: Duration = Duration::from_secs(3600);
 
@@ -60,8 +65,15 @@ pub(super) struct Served {
     access: RwLock<Access>,
     /// When a call was refused for its source port, and whose.
     refused: Mutex<Option<(Instant, SocketAddr)>>,
+    /// When each client called last, seconds since 1970.
+    users: Mutex<HashMap<IpAddr, u64>>,
     /// No more notices are sent to clients.
     closed: Arc<AtomicBool>,
+}
+
+fn now_s() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 /// Who sent a message.
@@ -81,6 +93,7 @@ impl Served {
             writers: Writers::new(),
             access: RwLock::new(access),
             refused: Mutex::default(),
+            users: Mutex::default(),
             closed: Arc::default(),
         }
     }
@@ -119,6 +132,7 @@ impl Served {
     pub fn rights(&self, client: Peer) -> Option<Rights> {
         let rights = self.rights_of(client.address())?;
         if !client.is_anyone(rights) {
+            self.note_user(client.address(), now_s());
             return Some(rights);
         }
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,6 +145,38 @@ impl Served {
             *refused = Some((Instant::now(), client.from));
         }
         None
+    }
+
+    /// A client called at `at`, in this run of the server or an earlier one.
+    pub fn note_user(&self, client: IpAddr, at: u64) {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = users.get_mut(&client) {
+            *last = at.max(*last);
+            return;
+        }
+        if users.len() >= USERS_MAX {
+            users.retain(|_, last| at.saturating_sub(*last) < USED_S);
+        }
+        if users.len() < USERS_MAX {
+            users.insert(client, at);
+        }
+    }
+
+    /// Clients that called within the last hour and have not unmounted since, with the time of the last call.
+    pub fn users(&self) -> BTreeMap<IpAddr, u64> {
+        let now = now_s();
+        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = users
+            .iter()
+            .filter(|(_, last)| now.saturating_sub(**last) < USED_S);
+        recent.map(|(client, last)| (*client, *last)).collect()
+    }
+
+    fn forget_user(&self, client: IpAddr) {
+        self.users
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&client);
     }
 
     /// Who was refused for its source port lately.
@@ -454,9 +500,19 @@ impl Service {
         let path = match Ask::read(call.procedure, args) {
             None => return now(rpc::no_procedure(xid)),
             Some(Err(_)) => return now(rpc::garbage(xid)),
-            Some(Ok(Ask::Null | Ask::Unmount(_) | Ask::UnmountAll)) => {
+            Some(Ok(Ask::Unmount(path))) => {
+                if let Some((served, _)) = self.find(path) {
+                    served.forget_user(client.address());
+                }
                 return now(rpc::success(xid));
             }
+            Some(Ok(Ask::UnmountAll)) => {
+                for served in self.exports() {
+                    served.forget_user(client.address());
+                }
+                return now(rpc::success(xid));
+            }
+            Some(Ok(Ask::Null)) => return now(rpc::success(xid)),
             Some(Ok(Ask::Dump)) => return now(mount::nothing(xid)),
             Some(Ok(Ask::Exports)) => return now(mount::exports(xid, self.list(client.address()))),
             Some(Ok(Ask::Mount(path))) => path,

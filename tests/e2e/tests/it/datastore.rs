@@ -67,7 +67,7 @@ fn clients_are_let_in_and_shut_out_while_it_is_in_use() -> Result<()> {
     try_write(&mut client)?.is(Status::Access)?;
     client.credential = nfs::user(0x7fff);
     ensure!(read(&mut client, &file, 0, 9)? == b"x");
-    lab.hearth.ok(&["datastore", "remove", "vms"])?;
+    lab.hearth.ok(&["datastore", "remove", "vms", "--yes"])?;
     ensure!(lab.hearth.ok(&["datastore", "list", "--json"])?.trim() == "[]");
     ensure!(fs::read(lab.vms.join("a"))? == b"x");
     Ok(())
@@ -243,7 +243,7 @@ fn durable_writes_outlive_a_kill_and_reach_the_file() -> Result<()> {
     }
     ensure!(plain[(8 << 20) - 100..] == pattern(0, 2, 5000));
     check(&mut client)?;
-    lab.hearth.ok(&["datastore", "remove", "vms"])?;
+    lab.hearth.ok(&["datastore", "remove", "vms", "--yes"])?;
     ensure!(fs::read(lab.vms.join("vm-flat.vmdk"))? == plain);
     Ok(())
 }

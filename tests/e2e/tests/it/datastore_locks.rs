@@ -55,7 +55,7 @@ fn used_file_is_locked_until_written_back() -> Result<()> {
         (!qemu_may_write(&plain).ok()?).then_some(())
     })?;
     ensure!(read(&mut lab.client()?, &file, 0, 65536)? == data);
-    lab.hearth.ok(&["datastore", "remove", "vms"])?;
+    lab.hearth.ok(&["datastore", "remove", "vms", "--yes"])?;
     ensure!(fs::read(&plain)? == data);
     ensure!(qemu_may_write(&plain)?, "the lock outlives its use");
     Ok(())

@@ -9,6 +9,8 @@ use anyhow::{Context, Result, ensure};
 use hearth_rig::daemon::path;
 use hearth_rig::{Hearth, wait};
 
+use crate::stored::{Lab, root};
+
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
@@ -81,6 +83,31 @@ fn log_that_nothing_reads_holds_up_nothing() -> Result<()> {
     Ok(())
 }
 
+/// A datastore that clients use is not taken away unasked, also when they were idle over a restart.
+#[test]
+fn datastore_in_use_is_not_removed_unasked() -> Result<()> {
+    let mut lab = Lab::new()?;
+    let mut client = lab.client()?;
+    root(&mut client)?;
+    wait::until("the client is noted", LIMIT, || {
+        let noted = std::fs::read_to_string(lab.state().join("clients.json")).ok()?;
+        noted.contains("127.0.0.1").then_some(())
+    })?;
+    for _ in 0..2 {
+        for command in [&["datastore", "remove", "vms"][..], &["pool", "export"]] {
+            let words = lab.hearth.refused(command)?;
+            ensure!(words.contains("in use by 127.0.0.1"), "{words}");
+        }
+        drop(lab.hearth.kill9());
+        lab.hearth.start()?;
+        lab.address()?;
+    }
+    let mut client = lab.client()?;
+    client.unmount("/vms")?;
+    lab.hearth.ok(&["datastore", "remove", "vms"])?;
+    lab.hearth.stop().map(drop)
+}
+
 /// It neither is gone nor serves: starting another one would be wrong.
 #[test]
 fn stopped_daemon_is_reported_as_hanging() -> Result<()> {
@@ -93,7 +120,7 @@ fn stopped_daemon_is_reported_as_hanging() -> Result<()> {
     unsafe { libc::kill(pid, libc::SIGCONT) };
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     ensure!(
-        shown.contains("does not answer") && !shown.contains("is not there"),
+        shown.contains("does not answer") && !shown.contains("daemon is not there"),
         "{shown}"
     );
     hearth.stop().map(drop)

@@ -151,6 +151,24 @@ impl Client {
         }
     }
 
+    /// Says that a path is mounted no longer.
+    pub fn unmount(&mut self, path: &str) -> Result<()> {
+        let xid = self.next_xid();
+        let credential = self.credential.clone();
+        let call = Call {
+            xid,
+            program: mount::PROGRAM,
+            version: mount::VERSION,
+            procedure: 3,
+            credential,
+        };
+        let mut w = Writer::new();
+        call.write(&mut w);
+        w.opaque(path.as_bytes());
+        self.send_raw(w.as_slice())?;
+        self.answer(xid).map(drop)
+    }
+
     /// Mounts a path: its handle.
     pub fn mount(&mut self, path: &str) -> Result<std::result::Result<Vec<u8>, u32>> {
         let xid = self.next_xid();
