@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use hearth_io::{Claim, OpenError};
@@ -10,7 +11,7 @@ use hearth_nfs::handle::Key;
 use hearth_nfs::local::Directory;
 use hearth_nfs::tree::{Outcome, Tree};
 use hearth_nfs::v3::Attributes;
-use rustix::fs::{FallocateFlags, Mode, SeekFrom, Stat, Timestamps};
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom, Stat, Timestamps};
 
 use crate::twin::scrub::Reconciled;
 use crate::twin::{Twin, TwinFile};
@@ -25,7 +26,7 @@ pub enum Body {
 
 /// A directory, or two, as somebody needs them who keeps some of their files in a cache.
 pub trait Under: Tree {
-    /// A regular file, open for reading and writing, on behalf of nobody.
+    /// A regular file, open for reading and writing, on behalf of nobody; for reading alone if it cannot be written.
     fn open_body(&self, key: &Key) -> Outcome<Body>;
     /// What is known of an open file.
     fn attributes_of(&self, body: &Body) -> Outcome<Attributes>;
@@ -94,6 +95,35 @@ pub(crate) fn next_data(file: &File, from: u64) -> Option<u64> {
     }
 }
 
+/// True if it is open for reading alone.
+pub(crate) fn is_read_only(file: &File) -> bool {
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY)
+}
+
+/// Makes an open file durable. One that is open for reading alone has nothing of ours, and some file systems that are
+/// always read-only refuse to sync.
+pub(crate) fn sync_all(file: &File) -> io::Result<()> {
+    match is_read_only(file) {
+        true => Ok(()),
+        false => file.sync_all(),
+    }
+}
+
+/// Opens for writing, under the same descriptor, a file that is open for reading alone.
+fn make_writable(file: &File) -> io::Result<()> {
+    let writable = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    // SAFETY: takes numbers. The descriptor stays `file`'s own, and both stand for the same file.
+    let same = unsafe { libc::dup3(writable.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC) };
+    match same {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn path_of(file: &File) -> io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
@@ -102,7 +132,7 @@ fn path_of(file: &File) -> io::Result<PathBuf> {
 pub(crate) fn claim(file: &File) -> Result<Claim, OpenError> {
     // Its name is for people.
     let path = path_of(file).unwrap_or_else(|_| "a file of the datastore".into());
-    hearth_io::file::claim_open(file, &path)
+    hearth_io::file::claim_open(file, &path, is_read_only(file))
 }
 
 fn os<T>(result: rustix::io::Result<T>) -> io::Result<T> {
@@ -174,7 +204,7 @@ impl Body {
 
     pub(crate) fn sync_all(&self) -> io::Result<()> {
         match self {
-            Body::One(file) => file.sync_all(),
+            Body::One(file) => sync_all(file),
             Body::Two(file) => file.sync(),
         }
     }
@@ -260,6 +290,22 @@ impl Body {
             }
         }
         Ok(())
+    }
+
+    /// True if it is open for reading alone. A file of two trees is opened for writing when it is first written.
+    pub(crate) fn is_read_only(&self) -> bool {
+        match self {
+            Body::One(file) => is_read_only(file),
+            Body::Two(_) => false,
+        }
+    }
+
+    /// Opens it for writing if it is open for reading alone. Its locks are gone then.
+    pub(crate) fn make_writable(&self) -> io::Result<()> {
+        match self {
+            Body::One(file) => make_writable(file),
+            Body::Two(_) => Ok(()),
+        }
     }
 
     /// Locks it, so that no other program on this host can use it as an image, until it is closed.

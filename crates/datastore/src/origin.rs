@@ -118,8 +118,10 @@ pub struct FileOrigin {
     /// The promise is taken back.
     withdrawn: AtomicBool,
     withdraw: OnceLock<Withdraw>,
+    /// It is open for reading alone, because it could not be written.
+    read_only: AtomicBool,
     /// Nobody else on this host may use it as an image.
-    _claims: Vec<hearth_io::Claim>,
+    claims: Mutex<Vec<hearth_io::Claim>>,
 }
 
 impl fmt::Debug for FileOrigin {
@@ -149,6 +151,7 @@ impl FileOrigin {
         let (stat, side) = file.stat()?;
         let size = stat.st_size as u64;
         let origin = FileOrigin {
+            read_only: AtomicBool::new(file.is_read_only()),
             file,
             name,
             bound: AtomicU64::new(0),
@@ -166,7 +169,7 @@ impl FileOrigin {
             scratch: AtomicBool::new(false),
             withdrawn: AtomicBool::new(false),
             withdraw: OnceLock::new(),
-            _claims: claims,
+            claims: Mutex::new(claims),
         };
         origin.note_holes(&stat);
         Ok(origin)
@@ -277,8 +280,27 @@ impl FileOrigin {
         }
     }
 
+    /// True if it could not be written when it was last opened.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::Acquire)
+    }
+
+    /// Opens it for writing, if it is open for reading alone. Called with the lock.
+    fn make_writable(&self) -> io::Result<()> {
+        if !self.is_read_only() {
+            return Ok(());
+        }
+        self.file.make_writable()?;
+        let claimed = self.file.claim();
+        let claims = claimed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
+        *self.claims.lock().unwrap_or_else(PoisonError::into_inner) = claims;
+        self.read_only.store(false, Ordering::Release);
+        Ok(())
+    }
+
     /// Takes the promise back, durably, if that was not done.
     fn begin_change(&self) -> io::Result<()> {
+        self.make_writable()?;
         if self.withdrawn.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -398,6 +420,11 @@ impl FileOrigin {
         if self.withdrawn.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.change(|_| Ok(()))
+    }
+
+    /// Fails if the file cannot be changed now.
+    pub fn check_writable(&self) -> io::Result<()> {
         self.change(|_| Ok(()))
     }
 

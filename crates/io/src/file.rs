@@ -273,10 +273,11 @@ pub fn claim_for_other(path: &Path, read_only: bool) -> Result<Claim, OpenError>
     wait_unused(|| claim::claim_for_other(path, how).map_err(|e| e.opening(path, !read_only)))
 }
 
-/// Claims a file that is open for writing; refused while another program uses it. The file is locked until its last
-/// descriptor is closed; the claim holds the files beneath. `path` is its name. Waits as an open does.
-pub fn claim_open(file: &File, path: &Path) -> Result<Claim, OpenError> {
-    wait_unused(|| claim::claim(file, path, Use::Write, &[]).map_err(|e| e.opening(path, true)))
+/// Claims an open file; refused while another program uses it. One that is open for reading alone may have other readers. The
+/// file is locked until its last descriptor is closed; the claim holds the files beneath. `path` is its name. Waits as an open does.
+pub fn claim_open(file: &File, path: &Path, read_only: bool) -> Result<Claim, OpenError> {
+    let how = if read_only { Use::Read } else { Use::Write };
+    wait_unused(|| claim::claim(file, path, how, &[]).map_err(|e| e.opening(path, !read_only)))
 }
 
 /// Claims a file or device that another process reads on our behalf: refused if somebody may write it, and

@@ -172,6 +172,7 @@ impl Inner {
             return false;
         };
         mode & 0o6000 == 0
+            && !cached.origin.is_read_only()
             && cached.origin.reaches(end, durable)
             && (!cached.origin.is_sparse()
                 || self.budget.take_known(whole_blocks(place.offset, end)))
@@ -181,6 +182,10 @@ impl Inner {
     fn prepare_write(&self, who: &Who, cached: &Cached, write: &Write) -> Outcome<()> {
         let known = told(cached);
         may_use_data(who, &known, true)?;
+        if cached.origin.is_read_only() {
+            // Nothing is answered that could never be written back.
+            cached.origin.check_writable()?;
+        }
         if known.mode & 0o6000 != 0 && !who.is_root() {
             // A file that is written by somebody else than root runs as nobody's any more.
             cached.origin.file().set_mode(known.mode & !0o6000)?;
@@ -367,6 +372,8 @@ impl View {
             };
             match set.size {
                 Some(size) => {
+                    // Cutting makes zeros first: a file that cannot be cut must keep its data.
+                    cached.origin.check_writable()?;
                     let held = Held::to_set(inner, cached, apply);
                     large::resize(&held, size, DISK_MAX)
                 }

@@ -40,6 +40,8 @@ fn os(status: Status) -> io::Error {
         Status::FBig => libc::EFBIG,
         Status::Stale => libc::ESTALE,
         Status::Access => libc::EACCES,
+        Status::Perm => libc::EPERM,
+        Status::RoFs => libc::EROFS,
         Status::NotSupp => libc::EOPNOTSUPP,
         _ => libc::EIO,
     })
@@ -60,22 +62,30 @@ impl TwinFile {
         }
     }
 
+    /// Takes a step in a tree. To be written, the file is opened anew there if it is open for reading alone.
     fn on<T: Send + 'static>(
         &self,
         side: usize,
+        write: bool,
         work: impl FnOnce(&Open, &File) -> Outcome<T> + Send + 'static,
     ) -> Result<T, Fail<Status>> {
         let sides = self.inner.trees.sides();
         let (epoch, number) = (sides.epoch(side), self.number);
         let (kept, claims) = (self.files[side].clone(), self.claims.clone());
         sides.on(side, move |open| {
-            let known = lock(&kept).clone().filter(|(of, _)| *of == epoch);
+            let fits = |file: &File| !write || !crate::body::is_read_only(file);
+            let known = lock(&kept).clone();
+            let known = known.filter(|(of, file)| *of == epoch && fits(file));
             let file = match known {
                 Some((_, file)) => file,
                 None => {
                     // The file open before the tree left may be this one, locked by this process.
                     *lock(&kept) = None;
-                    let file = Arc::new(open.dir.open_regular(&open.find(number)?)?);
+                    let key = open.find(number)?;
+                    let file = Arc::new(match write {
+                        true => open.dir.open_to_write(&key)?,
+                        false => open.dir.open_regular(&key)?,
+                    });
                     if let Some(claims) = &mut *lock(&claims) {
                         claims[side] = None;
                         claims[side] = match crate::body::claim(&file) {
@@ -106,7 +116,7 @@ impl TwinFile {
         loop {
             let side = self.inner.trees.first();
             let again = work.clone();
-            match self.on(side, move |open, file| again(open, file)) {
+            match self.on(side, false, move |open, file| again(open, file)) {
                 Ok(done) => return Ok((done, side)),
                 Err(Fail::Tree(why, status)) => {
                     if !self.inner.unread(side, &why, places) {
@@ -126,7 +136,7 @@ impl TwinFile {
         let work = Arc::new(work);
         let done = self.inner.trees.change(places, refused, |side, _| {
             let work = work.clone();
-            self.on(side, move |_, file| work(file))
+            self.on(side, true, move |_, file| work(file))
         });
         told(done).map_err(os)
     }
@@ -250,7 +260,7 @@ impl TwinFile {
     }
 
     fn repair(&self, side: usize, at: u64, right: Arc<[u8]>) -> Result<(), Skipped> {
-        let repaired = self.on(side, move |_, file| {
+        let repaired = self.on(side, true, move |_, file| {
             let before = rustix::fs::fstat(file).map_err(io::Error::from)?;
             let written = file.write_all_at(&right, at);
             let times = Timestamps {
@@ -283,7 +293,7 @@ impl TwinFile {
     /// Makes everything durable, in both trees at once.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let trees = &self.inner.trees;
-        let sync = |side: usize| self.on(side, |_, file| Ok(file.sync_all()?));
+        let sync = |side: usize| self.on(side, false, |_, file| Ok(crate::body::sync_all(file)?));
         loop {
             let current = trees.current();
             let both = current == [true; 2];
@@ -324,7 +334,7 @@ impl TwinFile {
     pub(crate) fn has_place(&self, from: u64, to: u64) -> bool {
         let trees = &self.inner.trees;
         (0..2).filter(|side| trees.current()[*side]).all(|side| {
-            let hole = self.on(side, move |_, file| {
+            let hole = self.on(side, false, move |_, file| {
                 Ok(rustix::fs::seek(file, SeekFrom::Hole(from)).map_err(io::Error::from)?)
             });
             hole.is_ok_and(|hole| hole >= to)
@@ -364,7 +374,7 @@ impl TwinFile {
         let mut claims = [None, None];
         for side in (0..2).filter(|side| trees.current()[*side]) {
             // A tree that fails is noticed at its next use.
-            if let Ok(claim) = self.on(side, |_, file| Ok(crate::body::claim(file))) {
+            if let Ok(claim) = self.on(side, false, |_, file| Ok(crate::body::claim(file))) {
                 claims[side] = Some(claim?);
             }
         }

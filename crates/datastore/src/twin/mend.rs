@@ -430,7 +430,7 @@ impl Pairing<'_> {
             return Ok(());
         }
         let from = source(self.from.dir.open_regular(&here))?;
-        let to = target(self.to.dir.open_regular(&there))?;
+        let to = target(self.to.dir.open_to_write(&there))?;
         let start = u64::from(part) * PART;
         let end = (start + PART).min(len);
         let changed = same(&from, &to, start, end)?;

@@ -13,8 +13,18 @@ use crate::tree::{Changed, Outcome};
 use crate::v3::{Attributes, SetAttributes, Stability, Status};
 
 impl Directory {
-    /// A regular file, open for reading and writing, on behalf of nobody.
+    /// A regular file, open for reading and writing, on behalf of nobody. One that cannot be written (its file system is
+    /// read-only, it is immutable, or this process lacks the right) is open for reading alone.
     pub fn open_regular(&self, key: &Key) -> Outcome<File> {
+        let node = self.node(key)?;
+        match self.file(&node, OFlags::RDWR) {
+            Err(Status::RoFs | Status::Perm | Status::Access) => self.file(&node, OFlags::RDONLY),
+            other => other,
+        }
+    }
+
+    /// A regular file, open for reading and writing, on behalf of nobody.
+    pub fn open_to_write(&self, key: &Key) -> Outcome<File> {
         self.file(&self.node(key)?, OFlags::RDWR)
     }
 

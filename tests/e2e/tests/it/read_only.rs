@@ -2,8 +2,10 @@
 //!
 //! Exclusive: loop devices
 
+use crate::stored::{Lab, create, lasting_address, pattern, read, root, write};
 use crate::users::Loop;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use hearth_nfs::v3::{Args, SetAttributes, Status};
 use hearth_rig::Hearth;
 use hearth_rig::clients::{have, run_ok};
 use hearth_rig::daemon::path;
@@ -30,11 +32,18 @@ impl ReadOnlyMount<'_> {
         let mounted = ReadOnlyMount(dir);
         mount(&["-o", "remount,bind,ro", path(dir)]).then_some(mounted)
     }
+
+    fn make_writable(&self) -> Result<()> {
+        let args = ["-o", "remount,bind,rw", path(self.0)];
+        ensure!(Command::new("mount").args(args).status()?.success());
+        Ok(())
+    }
 }
 
 impl Drop for ReadOnlyMount<'_> {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0).status();
+        // Lazily: after a failure the daemon uses it still.
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
     }
 }
 
@@ -140,4 +149,73 @@ fn protected_device_waits_after_restart() -> Result<()> {
         std::time::Duration::from_secs(60),
         || hearth.connect("d").ok()?.write(0, &[1; 4096]).ok(),
     )
+}
+
+/// Below a datastore on a mount that became read-only while the daemon was away. Reads get what was answered last, also where
+/// only flash has it, and nothing is written before the mount is writable.
+#[test]
+fn datastore_on_read_only_mount_serves_readers() -> Result<()> {
+    const TEST: &str = "datastore_on_read_only_mount_serves_readers";
+    const LEN: u64 = 4 * MIB;
+    const STEP: u32 = 64 << 10;
+    let mut lab = Lab::with(&[], None, &lasting_address()?.to_string())?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let [clean, dirty] = ["clean.img", "dirty.img"].map(|name| create(&mut client, &dir, name));
+    let (clean, dirty) = (clean?, dirty?);
+    let content = pattern(0, 1, LEN as usize);
+    let pieces = || (0..LEN).step_by(STEP as usize);
+    let piece = |at: u64| content.get(at as usize..at as usize + STEP as usize);
+    for at in pieces() {
+        write(&mut client, &clean, at, piece(at).context("a piece")?)?;
+    }
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    for at in pieces() {
+        write(&mut client, &dirty, at, piece(at).context("a piece")?)?;
+    }
+    lab.hearth.kill9()?;
+    let behind = std::fs::read(lab.vms.join("dirty.img"))?;
+    ensure!(behind != content, "nothing is left to be written back");
+
+    let Some(mounted) = ReadOnlyMount::new(TEST, &lab.vms) else {
+        return Ok(());
+    };
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    for file in [&clean, &dirty, &clean] {
+        for at in pieces() {
+            let got = read(&mut client, file, at, STEP)?;
+            ensure!(Some(&got[..]) == piece(at), "at {at}");
+        }
+    }
+    let files = lab.hearth.ok(&["datastore", "files", "vms", "--json"])?;
+    let files: Vec<serde_json::Value> = serde_json::from_str(&files)?;
+    let cached = |file: &serde_json::Value| file["cached"].as_u64();
+    ensure!(files.len() == 2, "{files:?}");
+    ensure!(files.iter().all(|file| cached(file) > Some(0)), "{files:?}");
+    let set = SetAttributes {
+        size: Some(LEN / 2),
+        ..SetAttributes::default()
+    };
+    for file in [&clean, &dirty] {
+        let args = Args::durable(file, 0, &[1; 4096]);
+        client.call(&args)?.is(Status::RoFs)?;
+        let args = Args::SetAttr {
+            file,
+            set,
+            only_if: None,
+        };
+        client.call(&args)?.is(Status::RoFs)?;
+    }
+    ensure!(std::fs::read(lab.vms.join("dirty.img"))? == behind);
+
+    mounted.make_writable()?;
+    write(&mut client, &clean, 0, &[1; 4096])?;
+    ensure!(read(&mut client, &clean, 0, 4096)? == [1; 4096]);
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    let now = std::fs::read(lab.vms.join("clean.img"))?;
+    ensure!(now[..4096] == [1; 4096] && now[4096..] == content[4096..]);
+    ensure!(std::fs::read(lab.vms.join("dirty.img"))? == content);
+    lab.hearth.stop()?;
+    Ok(())
 }
