@@ -163,6 +163,14 @@ impl Body {
         }
     }
 
+    /// Calls `see` with the files it is, and with each that is opened for it later.
+    pub(crate) fn when_opened(&self, see: impl Fn(&File) + Send + Sync + 'static) {
+        match self {
+            Body::One(file) => see(file),
+            Body::Two(file) => file.when_opened(see),
+        }
+    }
+
     pub(crate) fn has_place(&self, from: u64, to: u64) -> bool {
         match self {
             Body::One(file) => {

@@ -25,8 +25,9 @@ pub(super) fn keep(opens: &Opens<Key>, inner: &Weak<Inner>) {
 impl Inner {
     /// The file is a disk from now on.
     pub(super) fn watch_opens(&self, key: &Key, body: &Body) {
-        if let Some(opens) = &self.opens {
-            body.each_open(&mut |file: &File| opens.watch(*key, file));
+        if let Some(opens) = self.opens.clone() {
+            let key = *key;
+            body.when_opened(move |file| opens.watch(key, file));
         }
     }
 

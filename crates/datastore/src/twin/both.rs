@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,8 +33,6 @@ struct Side {
     state: PathBuf,
     lane: Lane,
     open: Mutex<Option<Arc<Open>>>,
-    /// Another one each time it goes out.
-    epoch: AtomicU64,
 }
 
 /// Numbers for new files.
@@ -121,7 +119,6 @@ impl Both {
                 state: state.join(format!("tree-{}", at - 1)),
                 lane: Lane::new(),
                 open: Mutex::default(),
-                epoch: AtomicU64::new(0),
             }
         });
         Ok(Both {
@@ -148,10 +145,6 @@ impl Both {
 
     pub fn witness(&self) -> &dyn Witness {
         &*self.witness
-    }
-
-    pub fn epoch(&self, side: usize) -> u64 {
-        self.sides[side].epoch.load(Ordering::SeqCst)
     }
 
     /// The tree, if it is open.
@@ -303,8 +296,10 @@ impl Sides for Both {
 
     fn drop_side(&self, side: usize) {
         let this = &self.sides[side];
-        this.epoch.fetch_add(1, Ordering::SeqCst);
-        drop(lock(&this.open).take());
+        if let Some(open) = lock(&this.open).take() {
+            // It may hang, and is not opened again before that has ended.
+            this.lane.begin(move || open.close());
+        }
     }
 
     fn stand(&self, current: [bool; 2]) {

@@ -5,9 +5,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use hearth_io::{Claim, OpenError};
+use hearth_io::OpenError;
 use hearth_mirror::Cache;
 use hearth_mirror::machine::Finding;
 use hearth_nfs::handle::Key;
@@ -18,19 +19,67 @@ use rustix::fs::{FallocateFlags, SeekFrom, Stat, Timespec, Timestamps};
 
 use super::both::lock;
 use super::scrub::{Reconciled, Skipped};
-use super::side::{Open, number_of};
+use super::side::{Held, Open, Slot, number_of};
 use super::{Inner, key_of, parts, refused, told};
+use crate::body::{claim, is_read_only};
 
-/// A file of a tree, as long as that takes part.
-type Kept = Option<(u64, Arc<File>)>;
+/// Called with a file that was opened in a tree.
+type Opened = Box<dyn Fn(&File) + Send + Sync>;
+
+/// What steps in a tree need, which may outlast the file.
+#[derive(Default)]
+struct Shared {
+    number: u64,
+    slots: [Arc<Slot>; 2],
+    /// The file is to be locked in each tree.
+    claimed: AtomicBool,
+    when_opened: OnceLock<Opened>,
+}
 
 /// See the module.
 pub struct TwinFile {
     inner: Arc<Inner>,
-    number: u64,
-    files: [Arc<Mutex<Kept>>; 2],
-    /// Claims on the files, one for each tree; `None` until the file is to be locked.
-    claims: Arc<Mutex<Option<[Option<Claim>; 2]>>>,
+    shared: Arc<Shared>,
+}
+
+impl Shared {
+    /// The file in a tree, opened if it is not. The tree keeps it open until it is out.
+    fn opened(&self, open: &Open, side: usize, write: bool) -> Outcome<Arc<File>> {
+        let slot = &self.slots[side];
+        {
+            let mut held = lock(slot);
+            match &*held {
+                Some(held) if !write || !is_read_only(&held.file) => return Ok(held.file.clone()),
+                // Its lock may be in the way of the next one.
+                _ => *held = None,
+            }
+        }
+        let key = open.find(self.number)?;
+        let file = Arc::new(match write {
+            true => open.dir.open_to_write(&key)?,
+            false => open.dir.open_regular(&key)?,
+        });
+        let claim = match self.claimed.load(Ordering::SeqCst).then(|| claim(&file)) {
+            None => None,
+            Some(Ok(claim)) => Some(claim),
+            // An operation that began before has it open still.
+            Some(Err(OpenError::InUse(user))) if user.is_ours() => None,
+            // The tree was away, and another program may use the file by now: then it stays out.
+            Some(Err(e)) => {
+                tracing::warn!("{e}");
+                return Err(Status::Io);
+            }
+        };
+        if let Some(opened) = self.when_opened.get() {
+            opened(&file);
+        }
+        let held = Held {
+            file: file.clone(),
+            _claim: claim,
+        };
+        open.keep(slot, held);
+        Ok(file)
+    }
 }
 
 fn os(status: Status) -> io::Error {
@@ -56,9 +105,10 @@ impl TwinFile {
     pub(super) fn new(inner: Arc<Inner>, number: u64) -> TwinFile {
         TwinFile {
             inner,
-            number,
-            files: Default::default(),
-            claims: Arc::default(),
+            shared: Arc::new(Shared {
+                number,
+                ..Shared::default()
+            }),
         }
     }
 
@@ -69,40 +119,9 @@ impl TwinFile {
         write: bool,
         work: impl FnOnce(&Open, &File) -> Outcome<T> + Send + 'static,
     ) -> Result<T, Fail<Status>> {
-        let sides = self.inner.trees.sides();
-        let (epoch, number) = (sides.epoch(side), self.number);
-        let (kept, claims) = (self.files[side].clone(), self.claims.clone());
-        sides.on(side, move |open| {
-            let fits = |file: &File| !write || !crate::body::is_read_only(file);
-            let known = lock(&kept).clone();
-            let known = known.filter(|(of, file)| *of == epoch && fits(file));
-            let file = match known {
-                Some((_, file)) => file,
-                None => {
-                    // The file open before the tree left may be this one, locked by this process.
-                    *lock(&kept) = None;
-                    let key = open.find(number)?;
-                    let file = Arc::new(match write {
-                        true => open.dir.open_to_write(&key)?,
-                        false => open.dir.open_regular(&key)?,
-                    });
-                    if let Some(claims) = &mut *lock(&claims) {
-                        claims[side] = None;
-                        claims[side] = match crate::body::claim(&file) {
-                            Ok(claim) => Some(claim),
-                            // An operation that began before has it open still.
-                            Err(OpenError::InUse(user)) if user.is_ours() => None,
-                            // The tree was away, and another program may use the file by now: then it stays out.
-                            Err(e) => {
-                                tracing::warn!("{e}");
-                                return Err(Status::Io);
-                            }
-                        };
-                    }
-                    *lock(&kept) = Some((epoch, file.clone()));
-                    file
-                }
-            };
+        let shared = self.shared.clone();
+        (self.inner.trees.sides()).on(side, move |open| {
+            let file = shared.opened(open, side, write)?;
             work(open, &file)
         })
     }
@@ -142,7 +161,7 @@ impl TwinFile {
     }
 
     fn itself(&self) -> Place {
-        Place::File(self.number)
+        Place::File(self.shared.number)
     }
 
     /// What the file looks like, and in which tree.
@@ -157,7 +176,7 @@ impl TwinFile {
         let got = self.read_with(&[self.itself()], |open, file| {
             open.dir.attributes_of_open(file)
         });
-        Ok(self.inner.told_of(self.number, got?.0))
+        Ok(self.inner.told_of(self.shared.number, got?.0))
     }
 
     pub(crate) fn set_times(&self, times: Timestamps) -> io::Result<()> {
@@ -210,7 +229,7 @@ impl TwinFile {
     }
 
     fn places(&self, at: u64, len: u64) -> Vec<Place> {
-        let mut places = parts(self.number, at, at + len);
+        let mut places = parts(self.shared.number, at, at + len);
         places.push(self.itself());
         places
     }
@@ -255,7 +274,8 @@ impl TwinFile {
             }
             Ok(done)
         };
-        let done = (self.inner).compare_held(self.number, offset, len, prefer, known, repair);
+        let done =
+            (self.inner).compare_held(self.shared.number, offset, len, prefer, known, repair);
         done.ok().map(|(_, done)| done)
     }
 
@@ -351,7 +371,7 @@ impl TwinFile {
 
     /// Where it is, as if there were only the first directory.
     pub(crate) fn path(&self) -> Option<PathBuf> {
-        let number = self.number;
+        let number = self.shared.number;
         let place = self.inner.read(&[self.itself()], move |open| {
             open.place(&open.find(number)?)
         });
@@ -360,25 +380,36 @@ impl TwinFile {
 
     /// The files it is, as far as they are open. Nothing is asked of a tree, which may hang.
     pub(crate) fn each_open(&self, see: &mut dyn FnMut(&File)) {
-        for kept in &self.files {
-            let kept = lock(kept).clone();
-            if let Some((_, file)) = kept {
+        for slot in &self.shared.slots {
+            let file = lock(slot).as_ref().map(|held| held.file.clone());
+            if let Some(file) = file {
                 see(&file);
             }
+        }
+    }
+
+    /// Calls `see` with the files it is, and with each that is opened later, in a tree that is back.
+    pub(crate) fn when_opened(&self, see: impl Fn(&File) + Send + Sync + 'static) {
+        // Set once, when the file becomes a disk.
+        let _ = self.shared.when_opened.set(Box::new(see));
+        if let Some(see) = self.shared.when_opened.get() {
+            self.each_open(&mut |file: &File| see(file));
         }
     }
 
     /// Locks it in each tree, so that no other program on this host can use it as an image, until it is closed.
     pub(crate) fn claim(&self) -> Result<(), OpenError> {
         let trees = &self.inner.trees;
-        let mut claims = [None, None];
         for side in (0..2).filter(|side| trees.current()[*side]) {
             // A tree that fails is noticed at its next use.
-            if let Ok(claim) = self.on(side, false, |_, file| Ok(crate::body::claim(file))) {
-                claims[side] = Some(claim?);
+            if let Ok(claimed) = self.on(side, false, |_, file| Ok(claim(file))) {
+                let claimed = claimed?;
+                if let Some(held) = &mut *lock(&self.shared.slots[side]) {
+                    held._claim = Some(claimed);
+                }
             }
         }
-        *lock(&self.claims) = Some(claims);
+        self.shared.claimed.store(true, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -105,6 +105,12 @@ impl Lane {
         Ok(())
     }
 
+    /// Does something however long it takes, and does not wait for it.
+    pub fn begin(&self, work: impl FnOnce() + Send + 'static) {
+        // Given up at once, so it ends when it ends.
+        let _ = self.run(Duration::ZERO, || false, work);
+    }
+
     /// Does something within a time, or however long it takes while `patient` says so.
     pub fn run<T: Send + 'static>(
         &self,

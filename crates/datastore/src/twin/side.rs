@@ -4,15 +4,17 @@
 //! everything else. Where a number lies in this tree is remembered; what is not known is looked for in the whole tree.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use hearth_io::Claim;
 use hearth_nfs::access::Who;
 use hearth_nfs::handle::Key;
 use hearth_nfs::local::Directory;
@@ -36,6 +38,16 @@ const LOOKED: Duration = Duration::from_secs(5);
 /// Bytes of a directory read at once.
 const LISTING: usize = 32 << 10;
 
+/// A file that is open in a tree.
+pub(super) struct Held {
+    pub file: Arc<File>,
+    /// Keeps other programs from using it as an image.
+    pub _claim: Option<Claim>,
+}
+
+/// Where a file's user finds it while it is open in a tree.
+pub(super) type Slot = Mutex<Option<Held>>;
+
 #[derive(Default)]
 struct Known {
     keys: HashMap<u64, Key>,
@@ -50,6 +62,8 @@ pub(super) struct Open {
     known: Mutex<Known>,
     looked: Mutex<Option<Instant>>,
     highest: AtomicU64,
+    /// Files that are open in it for their users; none once it is closed.
+    held: Mutex<Option<Vec<Weak<Slot>>>>,
     /// How often a directory was listed.
     #[cfg(test)]
     pub listings: AtomicU64,
@@ -191,6 +205,7 @@ impl Open {
             known: Mutex::default(),
             looked: Mutex::default(),
             highest: AtomicU64::new(ROOT),
+            held: Mutex::new(Some(Vec::new())),
             #[cfg(test)]
             listings: AtomicU64::new(0),
         };
@@ -200,6 +215,25 @@ impl Open {
             numbered.map_err(|e| format!("its files cannot be given numbers ({e})"))?;
         }
         Ok(open)
+    }
+
+    /// Keeps a file open in its slot, if that is empty, until the tree is closed.
+    pub fn keep(&self, slot: &Arc<Slot>, file: Held) {
+        let mut held = lock(&self.held);
+        // A step that began before it was closed: the file is closed with it.
+        let Some(slots) = &mut *held else { return };
+        slots.retain(|known| known.strong_count() > 0 && known.as_ptr() != Arc::as_ptr(slot));
+        slots.push(Arc::downgrade(slot));
+        lock(slot).get_or_insert(file);
+    }
+
+    /// Closes the files that are open in it, those in use included: nothing must keep the file system busy.
+    pub fn close(&self) {
+        let slots = lock(&self.held).take();
+        for slot in slots.into_iter().flatten() {
+            let held = slot.upgrade().and_then(|slot| lock(&slot).take());
+            drop(held);
+        }
     }
 
     /// Sees whether the directory is still where it was, and reads what stands in its root.

@@ -1,10 +1,13 @@
 //! A datastore over two directories: the daemon is killed while clients write, and a directory is taken away and brought back. In the end
 //! both hold the same, and either alone is what clients were answered.
+//!
+//! Exclusive: loop devices
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -12,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use crate::stored::{LIMIT, Lab, create, lines, pattern, read, root, write};
 use anyhow::{Context, Result, ensure};
 use hearth_nfs::v3::{Args, Named};
+use hearth_rig::daemon::path;
 use hearth_rig::wait::until;
 use serde_json::Value;
 
@@ -21,7 +25,11 @@ const PLACES: u64 = 300;
 
 /// Unless files of this host cannot be given what tells them apart in two trees.
 pub(crate) fn lab() -> Result<Option<Lab>> {
-    match Lab::mirrored() {
+    lab_filled(|_| Ok(()))
+}
+
+fn lab_filled(fill: impl FnOnce(&Path) -> Result<()>) -> Result<Option<Lab>> {
+    match Lab::mirrored_filled(fill) {
         Err(e) if format!("{e:#}").contains("cannot be marked as a tree") => {
             eprintln!("skipped: {e:#}");
             Ok(None)
@@ -234,6 +242,97 @@ fn a_directory_is_lost_under_load_and_comes_back_and_a_stale_one_is_refused() ->
     let files = same(&lab)?;
     let (_, content) = files.get(Path::new("new.vmx")).context("new.vmx")?;
     ensure!(content.starts_with(b"MADE while"), "{content:?}");
+    lab.hearth.stop()?;
+    Ok(())
+}
+
+/// A directory with a file system of its own, until dropped.
+struct Disk {
+    image: PathBuf,
+    at: PathBuf,
+}
+
+impl Disk {
+    /// Nothing where this user may not mount.
+    fn new(at: PathBuf) -> Result<Option<Disk>> {
+        let image = at.with_extension("ext4");
+        fs::File::create(&image)?.set_len(64 << 20)?;
+        run("mkfs.ext4", &["-q", path(&image)])?;
+        let disk = Disk { image, at };
+        if let Err(e) = disk.mount() {
+            println!("SKIPPED lost_directory_is_unmounted_checked_and_mounted_again: {e:#}");
+            return Ok(None);
+        }
+        Ok(Some(disk))
+    }
+
+    fn mount(&self) -> Result<()> {
+        let how = "loop,errors=remount-ro";
+        run("mount", &["-o", how, path(&self.image), path(&self.at)])?;
+        // Not part of the datastore, so one directory may have it alone.
+        let _ = fs::remove_dir(self.at.join("lost+found"));
+        Ok(())
+    }
+
+    /// The file system becomes read-only, as after an error.
+    fn fail(&self) -> Result<()> {
+        run("mount", &["-o", "remount,abort", path(&self.at)])
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).output();
+    }
+}
+
+fn run(program: &str, args: &[&str]) -> Result<()> {
+    let done = Command::new(program).args(args).output()?;
+    let words = String::from_utf8_lossy(&done.stderr).into_owned();
+    ensure!(done.status.success(), "{program} {args:?}: {words}");
+    Ok(())
+}
+
+/// Under a load that has a file open all the time.
+#[test]
+fn lost_directory_is_unmounted_checked_and_mounted_again() -> Result<()> {
+    let mut disk = None;
+    let lab = lab_filled(|a| {
+        disk = Disk::new(a.with_file_name("b"))?;
+        Ok(())
+    })?;
+    let Some(mut lab) = lab else { return Ok(()) };
+    let Some(disk) = disk else { return Ok(()) };
+    both_current(&lab)?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let file = create(&mut client, &dir, "disk.img")?;
+    let writer = Writer::start(&lab, file, true)?;
+    writer.wait(20)?;
+    disk.fail()?;
+    create(&mut client, &dir, "new.vmx")?;
+    wait_states(&lab, |states| states == ["current", "out"])?;
+    writer.wait(20)?;
+    // The daemon looks now and then whether it is back.
+    until("the lost directory is unmounted", LIMIT, || {
+        run("umount", &[path(&disk.at)]).ok()
+    })?;
+    writer.wait(20)?;
+    let checked = Command::new("e2fsck")
+        .arg("-fp")
+        .arg(&disk.image)
+        .output()?;
+    // 1: errors were corrected.
+    ensure!(matches!(checked.status.code(), Some(0 | 1)), "{checked:?}");
+    disk.mount()?;
+    both_current(&lab)?;
+    writer.wait(20)?;
+    let (answered, ended) = writer.end();
+    ended?;
+    let files = same(&lab)?;
+    let (_, content) = files.get(Path::new("disk.img")).context("disk.img")?;
+    check(content, answered)?;
+    ensure!(files.contains_key(Path::new("new.vmx")));
     lab.hearth.stop()?;
     Ok(())
 }

@@ -6,9 +6,11 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 
+use hearth_io::OpenError;
 use rustix::fs::FallocateFlags;
 
 use super::*;
+use crate::body::claim;
 
 /// `EXT4_IOC_SHUTDOWN`, and "without writing the log": as if the disk were gone.
 const SHUTDOWN: libc::c_ulong = 0x8004_587d;
@@ -185,11 +187,23 @@ fn one_that_answers_with_errors_is_out_and_comes_back() {
     let twin = place.open();
     place.wait_current(&twin);
     work(&twin, 1);
+    // In use all the time, locked and watched.
+    let disk = make(&twin, &twin.root(), "used.img");
+    let used = twin.open_regular(&disk).unwrap();
+    used.claim().unwrap();
+    let opened = Arc::new(AtomicU64::new(0));
+    let count = opened.clone();
+    used.when_opened(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    used.set_len(1 << 20).unwrap();
     for side in [1, 0] {
         mounts[side].break_down();
         work(&twin, 2 + side as u8);
         place.wait_out(&twin, side);
         work(&twin, 4 + side as u8);
+        used.write(4096, vec![6 + side as u8; 8192]).unwrap();
+        let before = opened.load(Ordering::SeqCst);
         let other = twin.report()[1 - side].clone();
         assert_eq!(other.state, "current", "{other:?}");
         // Nothing of it is in use any more: the disk can be exchanged.
@@ -200,8 +214,15 @@ fn one_that_answers_with_errors_is_out_and_comes_back() {
         assert!(fs::read_dir(&mounts[side].at).unwrap().next().is_none());
         mounts[side].bring_back().unwrap();
         is_whole_again(&place, &twin, side, 4 + side as u8);
+        used.write(0, vec![8 + side as u8; 4096]).unwrap();
+        assert_eq!(opened.load(Ordering::SeqCst), before + 1);
+        let name = place.both()[side].join("used.img");
+        let elsewhere = fs::OpenOptions::new().read(true).write(true).open(&name);
+        let user = claim(&elsewhere.unwrap());
+        assert!(matches!(user, Err(OpenError::InUse(_))), "it is not locked");
+        assert_eq!(place.seen(0), place.seen(1));
     }
-    drop(twin);
+    drop((used, twin));
     drop(mounts);
 }
 
