@@ -23,6 +23,8 @@ export interface Session {
   link: boolean;
   browse: boolean;
   servers: string[];
+  /** The name of the host that is shown. */
+  host: string;
   attach: boolean;
   version: string;
 }

@@ -14,6 +14,7 @@ export interface History {
 
 /** As far back as is kept, finely and less so. */
 export const RANGES = [
+  { name: "hour", since: 3600 },
   { name: "2 hours", since: 7200 },
   { name: "2 days", since: 2 * 86400 },
   { name: "14 days", since: 14 * 86400 },

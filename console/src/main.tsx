@@ -62,7 +62,7 @@ function Frame({ session, out }: { session: Session; out: () => void }) {
   const here = `${first}/${second ?? ""}`;
   useEffect(() => {
     const page = PAGES.find(([path]) => path === first)?.[1];
-    document.title = `${second || page || (first === "add" ? "Add a disk" : "Hearth")} – Hearth`;
+    document.title = `${second || page || (first === "add" ? "Add a disk" : "Hearth")} – ${session.host} – Hearth`;
     // Who cannot see that the page is another one hears it.
     if (shown.current) main.current?.focus();
     shown.current = true;
@@ -76,7 +76,7 @@ function Frame({ session, out }: { session: Session; out: () => void }) {
       </a>
       <nav aria-label="Pages">
         <a class="brand" href="#/">
-          Hearth
+          Hearth <span class="host">{session.host}</span>
         </a>
         <ul>
           {PAGES.map(([path, name]) => (

@@ -1,5 +1,5 @@
-// Counters only grow; what people want to see is how fast. So two answers are kept apart in time, and the last
-// quarter of an hour of them for the charts.
+// Rates between two answers, from counters that only grow. Charts keep the answers of a quarter of an hour.
+import { useEffect, useState } from "preact/hooks";
 import type { Counters, DiskStats, Stats } from "./api";
 
 export interface Rates {
@@ -13,43 +13,67 @@ export interface Rates {
   writeUs: number | null;
 }
 
-export interface Sample {
+interface Taken {
   /** Seconds since 1970. */
   at: number;
+  /** Seconds since the daemon started. */
   uptime: number;
-  pool: Counters;
-  poolWithout: number | null;
+}
+
+/** Counters of one disk, or of all disks together. */
+export interface Sample extends Taken {
+  counters: Counters;
+  /** Microseconds of a read without the cache, in the last five minutes. */
+  without: number | null;
+}
+
+/** Counters of each disk. */
+export interface Each extends Taken {
   disks: Map<string, Counters>;
-  /** What a read takes without the cache, in the last five minutes. */
-  without: Map<string, number | null>;
 }
 
 /** A quarter of an hour at one in two seconds. */
 const KEPT = 450;
+/** Answers over which the present rate is taken, so that it does not flicker. */
+const LATELY = 4;
 
 const NONE = {} as Counters;
 
-export const total = (disk: { spans: DiskStats["spans"] }): Counters =>
-  disk.spans.find((s) => s.span === "total")?.counters ?? NONE;
+const find = (spans: DiskStats["spans"], name: string) => spans.find((s) => s.span === name);
 
-export function sample(stats: Stats): Sample {
-  const find = (name: string) => stats.pool.disks.find((s) => s.span === name);
+/** Samples of an answer that is asked for repeatedly. Those from before a restart of the daemon are dropped. */
+function useSamples<A, T extends Taken>(answer: A | null, sample: (answer: A) => T, most: number): T[] {
+  const [all, set] = useState<T[]>([]);
+  useEffect(() => {
+    if (answer === null) return;
+    const newest = sample(answer);
+    set((was) => {
+      const last = was[was.length - 1];
+      const restarted = last && newest.uptime < last.uptime;
+      return [...(restarted ? [] : was), newest].slice(-most);
+    });
+  }, [answer]);
+  return all;
+}
+
+const one = (spans: DiskStats["spans"]): Sample => {
+  const total = find(spans, "total");
   return {
     at: Date.now() / 1000,
-    uptime: stats.uptime,
-    pool: find("total")?.counters ?? NONE,
-    poolWithout: find("5min")?.ratios.uncached_read_us ?? null,
-    disks: new Map(stats.disks.map((d) => [d.name, total(d)])),
-    without: new Map(stats.disks.map((d) => [d.name, d.spans.find((s) => s.span === "5min")?.ratios.uncached_read_us ?? null])),
+    uptime: total?.seconds ?? 0,
+    counters: total?.counters ?? NONE,
+    without: find(spans, "5min")?.ratios.uncached_read_us ?? null,
   };
-}
+};
 
-/** The samples with a newer one; those of before a restart of the daemon are of no use. */
-export function added(all: Sample[], newest: Sample): Sample[] {
-  const last = all[all.length - 1];
-  const restarted = last && newest.uptime < last.uptime;
-  return [...(restarted ? [] : all), newest].slice(-KEPT);
-}
+const each = ({ uptime, disks }: Stats): Each => ({
+  at: Date.now() / 1000,
+  uptime,
+  disks: new Map(disks.map((d) => [d.name, find(d.spans, "total")?.counters ?? NONE])),
+});
+
+export const useOne = (spans: DiskStats["spans"] | null) => useSamples(spans, one, KEPT);
+export const useEach = (stats: Stats | null) => useSamples(stats, each, LATELY);
 
 const sum = (c: Counters, ...names: (keyof Counters)[]) => names.reduce((all, n) => all + (c[n] ?? 0), 0);
 
@@ -76,24 +100,23 @@ export interface Series {
   without: (number | null)[];
 }
 
-/** Rates between each two samples, of the pool or of one disk. */
-export function series(all: Sample[], disk?: string): Series {
+/** Rates between each two samples. */
+export function series(all: Sample[]): Series {
   const out: Series = { at: [], of: [], without: [] };
   for (let i = 1; i < all.length; i++) {
     const before = all[i - 1]!;
     const after = all[i]!;
-    const pick = (s: Sample) => (disk === undefined ? s.pool : s.disks.get(disk));
     out.at.push(after.at);
-    out.of.push(rates(pick(before), pick(after), after.at - before.at));
-    out.without.push(disk === undefined ? after.poolWithout : (after.without.get(disk) ?? null));
+    out.of.push(rates(before.counters, after.counters, after.at - before.at));
+    out.without.push(after.without);
   }
   return out;
 }
 
-/** What it is now: over the last two or three samples, so that it does not flicker. */
-export function now(all: Sample[], disk: string): Rates | null {
+/** The present rate of the counters that `pick` takes from a sample. */
+export function now<T extends Taken>(all: T[], pick: (sample: T) => Counters | undefined): Rates | null {
   const after = all[all.length - 1];
-  const before = all[Math.max(0, all.length - 4)];
+  const before = all[Math.max(0, all.length - LATELY)];
   if (!after || !before || after === before) return null;
-  return rates(before.disks.get(disk), after.disks.get(disk), after.at - before.at);
+  return rates(pick(before), pick(after), after.at - before.at);
 }

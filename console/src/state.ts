@@ -1,15 +1,15 @@
-// What all pages look at: who we are, and what the daemon says of itself. Asked for once, for whoever shows it.
+// State that all pages share: the session, and what the daemon reports of the pool, each requested once.
 import { createContext } from "preact";
-import { useContext, useEffect, useState } from "preact/hooks";
+import { useContext } from "preact/hooks";
 import type { Datastore, Disk, Pool, Session, Stats } from "./api";
 import { useLive, type Live } from "./live";
-import { added, sample, type Sample } from "./samples";
+import { useOne, type Sample } from "./samples";
 
 export interface World {
   session: Session;
+  /** Of the pool and of all disks together, without single disks. */
   stats: Live<Stats>;
   pool: Live<Pool>;
-  disks: Live<Disk[]>;
   stores: Live<Datastore[]>;
   samples: Sample[];
 }
@@ -24,17 +24,13 @@ export function useWorld(): World {
 
 export const useOperator = () => useWorld().session.role === "operator";
 
+/** All disks: hundreds of KiB with hundreds of disks, so only pages that show them ask for them. */
+export const useDisks = (wanted = true) => useLive<Disk[]>(wanted ? "/v1/disks" : null, 2000);
+
 export function useTheWorld(session: Session): World {
-  const stats = useLive<Stats>("/v1/stats", 2000);
+  const stats = useLive<Stats>("/v1/stats?disks=false", 2000);
   const pool = useLive<Pool>("/v1/pool", 5000);
-  const disks = useLive<Disk[]>("/v1/disks", 2000);
   const stores = useLive<Datastore[]>("/v1/datastores", 3000);
-  const [samples, set] = useState<Sample[]>([]);
-  useEffect(() => {
-    if (stats.data) {
-      const newest = sample(stats.data);
-      set((all) => added(all, newest));
-    }
-  }, [stats.data]);
-  return { session, stats, pool, disks, stores, samples };
+  const samples = useOne(stats.data?.pool.disks ?? null);
+  return { session, stats, pool, stores, samples };
 }

@@ -1,14 +1,15 @@
 // The console as somebody uses it: a real daemon, real requests, a real browser.
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
+import { execFile, spawn } from "node:child_process";
 import { stat } from "node:fs/promises";
 import { createServer, get } from "node:http";
+import { hostname } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { gunzipSync } from "node:zlib";
 import { after, before, describe, test } from "node:test";
 import { accessible, go, looks, refreshed } from "./common.mjs";
-import { MISSING, until, World } from "./world.mjs";
+import { loaded, MISSING, until, World } from "./world.mjs";
 
 const PAGES = [
   ["", "Overview"],
@@ -85,9 +86,73 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
   test("the overview shows measured latencies and request rates", async () => {
     const page = await world.page();
     await page.locator(".verdict").getByText(/times slower/).waitFor();
+    await page.getByLabel("Show").selectOption("now");
     await page.getByRole("img", { name: /Hit ratio: Read hits/ }).waitFor();
     await world.load("web-1", 1000);
     await refreshed(page.getByRole("img", { name: /Requests: Reads [1-9]/ }));
+  });
+
+  test("title and head name the host", async () => {
+    const page = await world.page();
+    const host = hostname();
+    await page.locator("nav .brand").getByText(host, { exact: true }).waitFor();
+    assert.equal(await page.title(), `Overview – ${host} – Hearth`);
+    await go(page, "disks/web-1", "web-1");
+    await until("the title is that of the disk", async () => (await page.title()) === `web-1 – ${host} – Hearth`);
+  });
+
+  test("charts begin with the recorded last hour", async () => {
+    const page = await world.page();
+    for (const [path, heading] of [["", "Overview"], ["disks/web-1", "web-1"]]) {
+      await go(page, path, heading);
+      assert.equal(await page.getByLabel("Show").first().inputValue(), "hour");
+      // The requests of before the page was opened, in slots of ten seconds.
+      await refreshed(page.getByRole("img", { name: /Hit ratio: Read hits \d/ }));
+    }
+  });
+
+  test("the overview asks for no list of disks", async () => {
+    const page = await world.page();
+    const named = [];
+    const compressed = [];
+    page.on("response", async (response) => {
+      const { pathname } = new URL(response.url());
+      if (pathname === "/v1/disks") named.push(pathname);
+      if (!pathname.startsWith("/v1/") || !response.ok()) return;
+      compressed.push([pathname, response.headers()["content-encoding"]]);
+      if (pathname === "/v1/stats") named.push(...(await response.json()).disks.map((d) => d.name));
+    });
+    await loaded(page);
+    await page.getByRole("heading", { name: "Flash" }).waitFor();
+    await until("statistics and health are asked for", async () => ["/v1/stats", "/v1/health"].every((path) => compressed.some(([p]) => p === path)));
+    assert.deepEqual(named, []);
+    assert.deepEqual(compressed.filter(([, coding]) => coding !== "gzip"), []);
+    // The list has them.
+    await go(page, "disks", "Disks");
+    await until("each disk is asked for", async () => ["web-1", "db-1", "mail-1"].every((d) => named.includes(d)));
+    page.removeAllListeners("response");
+  });
+
+  test("unknown drives are no warning on the overview", async () => {
+    const page = await world.page();
+    const unknown = { kind: "device", name: "vda", condition: "unknown", reasons: [{ code: "no-smart", condition: "unknown", what: "the drive reports no SMART data", remedy: "none" }] };
+    const judged = (items, condition = "healthy") => ({
+      status: 200,
+      contentType: "application/json",
+      body: JSON.stringify({ at: Date.now(), condition, items }),
+    });
+    await page.route("**/v1/health", (route) => route.fulfill(judged([unknown])));
+    await loaded(page);
+    const health = page.getByRole("region", { name: "Health", exact: true });
+    await health.getByText("Nothing is wrong.").waitFor();
+    assert.equal(await health.locator("strong").count(), 0);
+    // A drive that reports a fault is one.
+    const failing = { ...unknown, condition: "failed", reasons: [{ code: "smart", condition: "failed", what: "the drive is failing", remedy: "replace it" }] };
+    await page.unroute("**/v1/health");
+    await page.route("**/v1/health", (route) => route.fulfill(judged([unknown, failing], "failed")));
+    await refreshed(health.locator("strong").getByText("The drive is failing."));
+    assert.equal(await health.locator("strong").count(), 1);
+    await page.unroute("**/v1/health");
   });
 
   test("disks are filtered and sorted with the keyboard", async () => {
@@ -110,6 +175,30 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await page.getByRole("heading", { level: 1, name: /web-1/ }).waitFor();
     // It is given after the page was drawn.
     await until("the new page has the focus", () => page.evaluate(() => document.activeElement?.id === "main"));
+  });
+
+  test("sort and filter outlast the page", async () => {
+    const page = await world.page();
+    await go(page, "disks", "Disks");
+    const rows = page.locator("tbody tr");
+    const size = page.getByRole("columnheader", { name: "Size" });
+    const filter = page.getByRole("searchbox");
+    const isKept = async (what) => {
+      await until(`one row ${what}`, async () => (await rows.count()) === 1);
+      assert.equal(await filter.inputValue(), "db", what);
+      assert.equal(await size.getAttribute("aria-sort"), "descending", what);
+    };
+    await size.getByRole("button").click();
+    await filter.fill("db");
+    await isKept("when chosen");
+    await rows.first().getByRole("link").click();
+    await page.getByRole("heading", { level: 1, name: /db-1/ }).waitFor();
+    await page.goBack();
+    await isKept("after a look at a disk");
+    await loaded(page);
+    await isKept("after a reload");
+    await filter.fill("");
+    await page.getByRole("columnheader", { name: "Name" }).getByRole("button").click();
   });
 
   test("an operator adds a disk, changes it, flushes and removes it", async () => {
@@ -174,6 +263,29 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     await go(page, "events", "Events");
     await page.getByText("disk-added").first().waitFor();
     assert.deepEqual(page.wrong, []);
+  });
+
+  test("the remove dialog names the client and begins harmless", async () => {
+    // A guest that has the disk open until its input ends.
+    const guest = spawn("qemu-io", ["-f", "raw", `nbd+unix:///mail-1?socket=${world.run}/nbd.sock`], { stdio: ["pipe", "ignore", "inherit"] });
+    const gone = new Promise((resolve) => guest.once("exit", resolve));
+    try {
+      await until("the guest is a client", async () => (await world.asked("disk", "show", "mail-1")).clients?.length === 1);
+      const page = await world.page();
+      await go(page, "disks/mail-1", "mail-1");
+      const dialog = page.getByRole("dialog");
+      await page.getByRole("button", { name: "Remove…" }).press("Enter");
+      await dialog.getByText(/qemu-io.* uses it now/).waitFor();
+      assert.equal(await page.evaluate(() => document.activeElement?.textContent), "Keep it");
+      await accessible(page, "the dialog with a client");
+      await page.keyboard.press("Enter");
+      await dialog.waitFor({ state: "hidden" });
+      assert.deepEqual((await world.asked("disk", "show", "mail-1")).clients.length, 1);
+      assert.deepEqual(page.wrong, []);
+    } finally {
+      guest.stdin.end("quit\n");
+      await gone;
+    }
   });
 
   test("requests are recorded only below an allowed directory", async () => {

@@ -1,5 +1,5 @@
-// The console before five hundred disks: `npm run many` prints what lists, pages and scrolling take. Nothing is judged, for
-// machines differ; DISKS says how many there are.
+// The console with five hundred disks: `npm run many` prints how long lists, pages and scrolling take, and how many bytes per
+// second pages fetch. It asserts nothing, because machines differ; DISKS is the number of disks.
 import { request } from "node:http";
 import { join } from "node:path";
 import { MISSING, until, World } from "./world.mjs";
@@ -12,6 +12,8 @@ if (MISSING) throw new Error(MISSING);
 
 const middle = (all) => [...all].sort((a, b) => a - b)[Math.floor(all.length / 2)];
 const ms = (n) => `${n.toFixed(1)} ms`;
+/** Seconds for which the transfer of a page is measured. */
+const MEASURED = 20;
 const say = (what, text) => console.log(`${what.padEnd(46)} ${text}`);
 
 /** Asks the daemon itself, over its socket; milliseconds until the answer is whole. */
@@ -42,10 +44,35 @@ try {
     say(`GET ${path}, ${DISKS} disks`, `${ms(middle(all))} in the middle, ${ms(Math.max(...all))} at most`);
   }
   const page = await world.page({ clock: false });
+  // Bytes over the wire, headers included, as the debugger protocol counts them.
+  const network = await page.context().newCDPSession(page);
+  const paths = new Map();
+  const fetched = new Map();
+  network.on("Network.requestWillBeSent", ({ requestId, request }) => paths.set(requestId, new URL(request.url).pathname));
+  network.on("Network.loadingFinished", ({ requestId, encodedDataLength }) => {
+    const path = paths.get(requestId);
+    fetched.set(path, (fetched.get(path) ?? 0) + encodedDataLength);
+  });
+  await network.send("Network.enable");
+  const transfer = async (what) => {
+    fetched.clear();
+    await new Promise((over) => setTimeout(over, MEASURED * 1000));
+    const all = [...fetched].sort(([, a], [, b]) => b - a).map(([path, bytes]) => [path, (bytes / MEASURED / 1024).toFixed(2)]);
+    const sum = [...fetched.values()].reduce((a, b) => a + b, 0);
+    say(`KiB per second fetched by ${what}`, `${(sum / MEASURED / 1024).toFixed(1)}: ${all.map(([path, rate]) => `${path} ${rate}`).join(", ")}`);
+  };
+  await page.getByRole("heading", { name: "Flash" }).waitFor();
+  await transfer("Overview");
   const begun = performance.now();
   await page.evaluate(() => (location.hash = "#/disks"));
   await until("all rows", async () => (await page.locator("tbody tr").count()) === DISKS);
   say("the table of all disks is there after", ms(performance.now() - begun));
+  await transfer("Disks");
+  await page.evaluate(() => (location.hash = "#/disks/vm-0"));
+  await page.getByRole("heading", { level: 1, name: /vm-0/ }).waitFor();
+  await transfer("one disk");
+  await page.evaluate(() => (location.hash = "#/disks"));
+  await until("all rows again", async () => (await page.locator("tbody tr").count()) === DISKS);
   // Frames while the table is scrolled from end to end, as by a hand, and answers come in.
   const frames = await page.evaluate(
     () =>

@@ -37,7 +37,7 @@ function proposed(path: string): string {
 
 export function Add() {
   const operator = useOperator();
-  const { session, disks } = useWorld();
+  const { session } = useWorld();
   const [origin, setOrigin] = useState("");
   const [name, setName] = useState("");
   const [mode, setMode] = useState("write-back");
@@ -115,7 +115,6 @@ export function Add() {
     at(async () => {
       const asked = { name, origin: origin.trim(), mode, read_only: readOnly, sole_user: soleUser, takeover };
       setAdded(await post<Disk>("/v1/disks", asked));
-      disks.again();
     });
   // The daemon says when another pool has it; only then there is something to choose.
   const owned = takeover || (failure?.remedy.includes("--takeover") ?? false);

@@ -5,7 +5,7 @@ import { useLive } from "../live";
 import { mood, type Report } from "../monitor";
 import { Bar, Card, drawn, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
 import { Table } from "../parts/table";
-import { useOperator, useWorld } from "../state";
+import { useDisks, useOperator, useWorld } from "../state";
 import { Change, Going, over, type FlashState } from "./reshape";
 
 export function Devices() {
@@ -200,7 +200,7 @@ function Judged() {
 }
 
 function Origins() {
-  const { disks } = useWorld();
+  const disks = useDisks();
   return (
     <Card title="Origins">
       <Shown live={disks} empty={(all) => all.length === 0 && <p>There are no disks yet.</p>}>

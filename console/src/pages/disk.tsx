@@ -7,8 +7,8 @@ import { Curve } from "../parts/curve";
 import { Over } from "../parts/over";
 import { Typed, type Way } from "../parts/typed";
 import { Act, Ask, Card, drawn, Field, Notice, sentence, Shown, State, Tile, Tiles } from "../parts/ui";
-import { now } from "../samples";
-import { useOperator, useWorld } from "../state";
+import { now, useOne } from "../samples";
+import { useOperator } from "../state";
 import { Histograms } from "./histograms";
 import { Legs, Second } from "./legs";
 import { Recordings } from "./recordings";
@@ -259,9 +259,9 @@ const SPANS = ["5min", "1h", "1d"];
 const SPAN_NAMES: Record<string, string> = { "5min": "5 minutes", "1h": "hour", "1d": "day" };
 
 function Rates({ name, stats, disk }: { name: string; stats: DiskStats; disk: Info }) {
-  const { samples } = useWorld();
+  const samples = useOne(stats.spans);
   const [span, setSpan] = useState("5min");
-  const rates = now(samples, name);
+  const rates = now(samples, (s) => s.counters);
   const window = stats.spans.find((s) => s.span === span);
   const latencies = stats.latencies.find((l) => l.span === span);
   return (
@@ -282,7 +282,7 @@ function Rates({ name, stats, disk }: { name: string; stats: DiskStats; disk: In
           <Tile label="Dirty" value={bytes(stats.dirty)} more={stats.dirty > 0 ? `for ${seconds(stats.dirty_for)}` : "clean"} />
         )}
       </Tiles>
-      <Over disk={name} />
+      <Over samples={samples} disk={name} />
       <Card
         title="Latency"
         aside={

@@ -1,11 +1,12 @@
 import { useMemo } from "preact/hooks";
-import type { Datastore } from "../api";
+import type { Datastore, Stats } from "../api";
 import { useFolded } from "../folded";
 import { bytes, byteRate, count, micros, percent, rate } from "../format";
+import { useLive } from "../live";
 import { Table, type Column } from "../parts/table";
 import { Shown, State } from "../parts/ui";
-import { now, type Rates } from "../samples";
-import { useOperator, useWorld } from "../state";
+import { now, useEach, type Rates } from "../samples";
+import { useDisks, useOperator, useWorld } from "../state";
 import { storePage, StoreState } from "./datastores";
 
 interface Row {
@@ -71,7 +72,10 @@ const search = (r: Row) => `${r.name} ${r.origin} ${r.state} ${r.mode}`;
 const id = (r: Row) => r.link;
 
 export function Disks() {
-  const { disks, stores, stats, samples } = useWorld();
+  const { stores } = useWorld();
+  const disks = useDisks();
+  const stats = useLive<Stats>("/v1/stats", 2000);
+  const samples = useEach(stats.data);
   const operator = useOperator();
   const folded = useFolded(stores.data);
   const rows = useMemo(() => {
@@ -86,7 +90,7 @@ export function Disks() {
       dirty: disk.dirty_unknown ? null : disk.dirty,
       clients: disk.connections,
       origin: disk.origin,
-      rates: now(samples, disk.name),
+      rates: now(samples, (s) => s.disks.get(disk.name)),
       hits: spans.get(disk.name)?.ratios.read_hit_ratio ?? null,
       latency: spans.get(disk.name)?.ratios.read_mean_us ?? null,
     }));

@@ -5,12 +5,12 @@ import { useLive, type Live } from "../live";
 import { mood, type Condition, type Report } from "../monitor";
 import { Over } from "../parts/over";
 import { Bar, Card, sentence, Shown, Tile, Tiles } from "../parts/ui";
-import { useWorld } from "../state";
+import { useDisks, useWorld } from "../state";
 
 export function Overview() {
-  const world = useWorld();
-  const { stats, pool, disks } = world;
+  const { stats, pool, samples } = useWorld();
   const judged = useLive<Report>("/v1/health", 5000);
+  const disks = useDisks(judged.failure !== null);
   const known = judged.data && judged.failure === null ? judged.data : null;
   const wrong = known ? listed(known) : reasons(pool.data, disks.data, stats.data);
   return (
@@ -21,7 +21,7 @@ export function Overview() {
           <>
             <Health wrong={wrong} judged={judged} />
             <Verdict stats={data} />
-            <Over />
+            <Over samples={samples} />
             <Flash stats={data} />
           </>
         )}

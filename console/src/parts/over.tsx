@@ -4,22 +4,20 @@ import { useMemo, useState } from "preact/hooks";
 import { byteRate, micros, percent, rate } from "../format";
 import { historyPath, past, RANGES, type History } from "../history";
 import { useLive } from "../live";
-import { series, type Series } from "../samples";
-import { useWorld } from "../state";
+import { series, type Sample, type Series } from "../samples";
 import { Chart } from "./chart";
 import { Card, Shown } from "./ui";
 
 const NOW = "now";
 
 /** The range is that of all charts, and stays when another page is opened. */
-let chosen: string = NOW;
+let chosen: string = RANGES[0].name;
 
-export function Over({ disk }: { disk?: string }) {
-  const { samples } = useWorld();
+export function Over({ samples, disk }: { samples: Sample[]; disk?: string }) {
   const [range, setRange] = useState(chosen);
   const since = RANGES.find((r) => r.name === range)?.since;
   const kept = useLive<History>(since === undefined ? null : historyPath(since, disk), 10000);
-  const live = useMemo(() => series(samples, disk), [samples, disk]);
+  const live = useMemo(() => series(samples), [samples]);
   const remembered = useMemo(() => (kept.data ? past(kept.data) : null), [kept.data]);
   const choose = (name: string) => {
     chosen = name;
@@ -46,7 +44,7 @@ export function Over({ disk }: { disk?: string }) {
       ) : (
         <Shown
           live={kept}
-          empty={(h) => h.at.length === 0 && <p>Of that time nothing is remembered: the service that keeps it was not running.</p>}
+          empty={(h) => h.at.length < 2 && <p>Too little is recorded of that time for a line. The service hearth-monitor records every 10 seconds while it runs.</p>}
         >
           {() => remembered && <Charts all={remembered} without="Reads without the cache" />}
         </Shown>

@@ -3,7 +3,7 @@
 // Rows that are far out of sight are laid out by the browser only when they come near (`content-visibility`), and a
 // row is made anew only if something in it changed.
 import type { ComponentChildren } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 
 export interface Column<T> {
   name: string;
@@ -14,6 +14,24 @@ export interface Column<T> {
   number?: boolean;
   /** Left out where there is little room. */
   wide?: boolean;
+}
+
+/** How a table is looked at. It outlasts the page, in this tab of the browser. */
+interface View {
+  by: string;
+  down: boolean;
+  wanted: string;
+}
+
+const key = (caption: string) => `table ${caption}`;
+
+function keptView(caption: string): View | null {
+  try {
+    const { by, down, wanted } = JSON.parse(sessionStorage.getItem(key(caption)) ?? "{}");
+    return typeof by === "string" && typeof wanted === "string" ? { by, down: down === true, wanted } : null;
+  } catch {
+    return null;
+  }
 }
 
 export function Table<T>({
@@ -33,22 +51,22 @@ export function Table<T>({
   /** The column it is sorted by at first. */
   first?: string;
 }) {
-  const [by, setBy] = useState({ name: first ?? columns[0]!.name, down: false });
-  const [wanted, setWanted] = useState("");
+  const [view, setView] = useState<View>(() => keptView(caption) ?? { by: first ?? columns[0]!.name, down: false, wanted: "" });
+  useEffect(() => sessionStorage.setItem(key(caption), JSON.stringify(view)), [view]);
   const shown = useMemo(() => {
-    const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = view.wanted.toLowerCase().split(/\s+/).filter(Boolean);
     const kept = search ? rows.filter((r) => words.every((w) => search(r).toLowerCase().includes(w))) : [...rows];
-    const column = columns.find((c) => c.name === by.name) ?? columns[0]!;
-    const order = by.down ? -1 : 1;
+    const column = columns.find((c) => c.name === view.by) ?? columns[0]!;
+    const order = view.down ? -1 : 1;
     return kept.sort((a, b) => {
       const [x, y] = [column.by(a), column.by(b)];
       // What is not known comes last, whichever way.
       if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1;
       return order * (typeof x === "string" ? x.localeCompare(String(y), "en", { numeric: true }) : x - Number(y));
     });
-  }, [rows, columns, by, wanted, search]);
-  const sort = (column: Column<T>) =>
-    setBy((was) => ({ name: column.name, down: was.name === column.name ? !was.down : !!column.number }));
+  }, [rows, columns, view, search]);
+  const sort = ({ name, number }: Column<T>) =>
+    setView((was) => ({ ...was, by: name, down: was.by === name ? !was.down : !!number }));
   return (
     <div class="table">
       {search && (
@@ -57,8 +75,11 @@ export function Table<T>({
             type="search"
             placeholder="Filter"
             aria-label={`Filter: ${caption}`}
-            value={wanted}
-            onInput={(e) => setWanted(e.currentTarget.value)}
+            value={view.wanted}
+            onInput={(e) => {
+              const wanted = e.currentTarget.value;
+              setView((was) => ({ ...was, wanted }));
+            }}
           />
           <span role="status">
             {shown.length === rows.length ? rows.length : `${shown.length} of ${rows.length}`}
@@ -75,11 +96,11 @@ export function Table<T>({
                   key={c.name}
                   scope="col"
                   class={`${c.number ? "number" : ""} ${c.wide ? "wide" : ""}`}
-                  aria-sort={by.name === c.name ? (by.down ? "descending" : "ascending") : "none"}
+                  aria-sort={view.by === c.name ? (view.down ? "descending" : "ascending") : "none"}
                 >
                   <button type="button" onClick={() => sort(c)}>
                     {c.name}
-                    <span aria-hidden="true">{by.name === c.name ? (by.down ? " ▾" : " ▴") : ""}</span>
+                    <span aria-hidden="true">{view.by === c.name ? (view.down ? " ▾" : " ▴") : ""}</span>
                   </button>
                 </th>
               ))}

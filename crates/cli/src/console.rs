@@ -13,6 +13,7 @@ use hearth_daemon::client::Client;
 use hearth_daemon::error::{Error, Kind};
 use hearth_daemon::rundir::second_socket;
 use hearth_fault::Fault;
+use hearth_monitor::alerts::host_name;
 use hearth_monitor::dirs::{default_state_dir, socket};
 use hearth_monitor::{Context, Part};
 use serde_json::json;
@@ -334,6 +335,7 @@ fn config(context: &Context, reach: Reach) -> Config {
         reach,
         socket: second_socket(&dir),
         monitor: socket(&dir),
+        host: host_name(),
         attach: Some(Arc::new(attach)),
     }
 }

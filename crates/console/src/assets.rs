@@ -9,6 +9,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rust_embed::{EmbeddedFile, RustEmbed};
 
+use crate::pack::takes_gzip;
+
 #[derive(RustEmbed)]
 #[folder = "../../console/dist"]
 #[allow_missing = true]
@@ -43,13 +45,7 @@ pub(crate) fn serve(path: &str, asked: &HeaderMap) -> Response {
     if known.is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
         return StatusCode::NOT_MODIFIED.into_response();
     }
-    let takes_gzip = (asked.get(header::ACCEPT_ENCODING))
-        .and_then(|v| v.to_str().ok())
-        .is_some_and(|v| {
-            v.split(',')
-                .any(|word| word.trim() == "gzip" || word.trim().starts_with("gzip;q=1"))
-        });
-    let packed = takes_gzip
+    let packed = takes_gzip(asked)
         .then(|| Built::get(&format!("{name}.gz")))
         .flatten();
     let zipped = packed.is_some();

@@ -12,6 +12,7 @@
 //! | `gate.rs` | turns away what other sites send |
 //! | `sessions.rs`, `throttle.rs` | who is logged in; guessing |
 //! | `forward.rs`, `paths.rs` | what is passed on to the daemon, for whom, and which files it may name |
+//! | `pack.rs` | compresses what is passed on |
 //! | `server.rs` | puts them together |
 //! | `assets.rs` | the page |
 
@@ -23,6 +24,7 @@ mod forward;
 mod gate;
 mod links;
 mod listen;
+mod pack;
 mod paths;
 mod secret;
 mod server;

@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use crate::accounts::{Accounts, Role};
 use crate::answer::{refusal, seal};
 use crate::forward::{self, Not, To};
+use crate::pack::{packed, takes_gzip};
 use crate::sessions::{Sessions, Who};
 use crate::settings::{Home, Reach, Settings};
 use crate::throttle::Throttle;
@@ -60,6 +61,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// The socket of the second service, which knows of health and alerts.
     pub monitor: PathBuf,
+    /// The name of this host.
+    pub host: String,
     /// How disks and datastores are used, if that is known.
     pub attach: Option<Attach>,
 }
@@ -190,7 +193,14 @@ impl Console {
             (method, path) => match forward::call(who.role, method, path, query) {
                 Ok(call) => match whole(body).await {
                     Err(response) => response,
-                    Ok(body) => self.pass_on(call, body, &who).await,
+                    Ok(body) => {
+                        let packs = call.asks() && takes_gzip(&head.headers);
+                        let response = self.pass_on(call, body, &who).await;
+                        match packs && response.status() == StatusCode::OK {
+                            true => packed(response),
+                            false => response,
+                        }
+                    }
                 },
                 Err(Not::Known) => not_found(),
                 Err(Not::Allowed) => refusal(
@@ -240,6 +250,7 @@ impl Console {
             "name": who.name(),
             "role": who.role,
             "link": who.account.is_none(),
+            "host": self.config.host,
             "browse": !self.settings.paths.is_empty(),
             "servers": self.settings.servers,
             "attach": self.config.attach.is_some(),

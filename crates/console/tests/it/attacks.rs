@@ -32,6 +32,8 @@ struct Answer {
     status: u16,
     head: String,
     body: String,
+    /// The body's bytes.
+    data: Vec<u8>,
 }
 
 /// A session's two halves.
@@ -105,6 +107,7 @@ impl World {
             reach: reach(dir.path()),
             monitor: socket.clone(),
             socket,
+            host: "node-7".to_owned(),
             attach: None,
         };
         let (stop, stopped) = watch::channel(false);
@@ -135,6 +138,8 @@ impl World {
         let _ = stream.write_all(request);
         let mut text = Vec::new();
         let _ = stream.read_to_end(&mut text);
+        let end = text.windows(4).position(|part| part == b"\r\n\r\n");
+        let data = end.map_or(Vec::new(), |end| text[end + 4..].to_vec());
         let text = String::from_utf8_lossy(&text).into_owned();
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
         let status = head.get(9..12).and_then(|s| s.parse().ok()).unwrap_or(0);
@@ -142,6 +147,7 @@ impl World {
             status,
             head: head.to_owned(),
             body: body.to_owned(),
+            data,
         }
     }
 
@@ -651,6 +657,81 @@ fn names_never_become_part_of_a_page() {
         assert!(policy.contains("frame-ancestors 'none'"), "{policy}");
         assert_eq!(answer.header("x-frame-options"), Some("DENY"));
         assert_eq!(answer.header("referrer-policy"), Some("no-referrer"));
+    }
+}
+
+fn gunzipped(data: &[u8]) -> String {
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(data)
+        .read_to_string(&mut text)
+        .unwrap();
+    text
+}
+
+#[test]
+fn answers_passed_on_are_compressed_if_accepted() {
+    let world = World::new();
+    let anna = world.account("anna");
+    let plain = world.with(&anna, "GET", "/v1/disks", "");
+    assert_eq!(plain.header("content-encoding"), None);
+    // Over HTTP/1.0 a body is not sent in chunks.
+    let request = format!(
+        "GET /v1/disks HTTP/1.0\r\nHost: {}\r\nCookie: {}\r\nHearth-Token: {}\r\n\
+         Accept-Encoding: br, gzip\r\n\r\n",
+        world.address, anna.cookie, anna.token
+    );
+    let packed = world.raw(request.as_bytes());
+    assert_eq!(packed.header("content-encoding"), Some("gzip"));
+    assert_eq!(packed.header("vary"), Some("accept-encoding"));
+    assert_eq!(packed.header("cache-control"), Some("no-store"));
+    assert_eq!(gunzipped(&packed.data), plain.body);
+    let mut headers = anna.headers();
+    headers.push(("Accept-Encoding", "gzip;q=0"));
+    let refused = world.ask("GET", "/v1/disks", &headers, "");
+    assert_eq!(refused.header("content-encoding"), None);
+    // The daemon itself is asked for plain answers.
+    for request in world.reached() {
+        assert!(
+            !request.to_lowercase().contains("accept-encoding"),
+            "{request}"
+        );
+    }
+}
+
+/// The length of a compressed answer discloses a secret in it to those who choose a part of it.
+#[test]
+fn answers_with_secrets_are_not_compressed() {
+    let world = World::new();
+    let anna = world.account("anna");
+    let json = ("Content-Type", "application/json");
+    let gzip = ("Accept-Encoding", "gzip");
+    let how = format!("{{\"name\":\"anna\",\"password\":\"{PASSWORD}\"}}");
+    let login = world.ask("POST", "/console/login", &[json, gzip], &how);
+    assert_eq!(login.status, 200);
+    assert_eq!(login.header("content-encoding"), None);
+    let mut headers = anna.headers();
+    headers.push(gzip);
+    for (method, path, status) in [
+        ("GET", "/console/session", 200),
+        ("POST", "/v1/disks/vm1/flush", 200),
+        ("GET", "/v1/nothing", 404),
+    ] {
+        let answer = world.ask(method, path, &headers, "");
+        assert_eq!(answer.status, status, "{path}");
+        assert_eq!(answer.header("content-encoding"), None, "{path}");
+    }
+}
+
+#[test]
+fn host_name_needs_a_session() {
+    let world = World::new();
+    let board = world.account("board");
+    let told = world.with(&board, "GET", "/console/session", "");
+    assert!(told.body.contains("\"host\":\"node-7\""), "{}", told.body);
+    for path in ["/", "/console/session"] {
+        let answer = world.ask("GET", path, &[], "");
+        assert!(!answer.body.contains("node-7"), "{path}");
+        assert!(!answer.head.contains("node-7"), "{path}");
     }
 }
 

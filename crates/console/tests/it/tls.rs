@@ -61,6 +61,7 @@ fn cookies_go_over_tls_only_and_nothing_is_said_in_the_clear() {
         reach: Reach::default(),
         socket: dir.path().join("none.sock"),
         monitor: dir.path().join("none.sock"),
+        host: "localhost".to_owned(),
         attach: None,
     };
     let (stop, stopped) = watch::channel(false);

@@ -1,6 +1,7 @@
 //! What happened, as reported; kinds and their names are in `docs/events.md`.
 
 use axum::Json;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use hearth_events::{Events, Record, Severity};
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::server::{Panel, Shared, run};
+use super::server::{Panel, Shared, run, understood};
 use super::types::ErrorBody;
 use crate::error::{Error, Result};
 
@@ -107,14 +108,9 @@ fn severity(word: &str) -> Result<Severity> {
     (status = 200, body = Vec<EventInfo>), (status = "default", body = ErrorBody)))]
 async fn get_events(
     State(panel): Shared,
-    asked: std::result::Result<Query<Asked>, axum::extract::rejection::QueryRejection>,
+    asked: std::result::Result<Query<Asked>, QueryRejection>,
 ) -> Result<Json<Vec<EventInfo>>> {
-    let Query(asked) = asked.map_err(|e| {
-        Error::invalid(
-            format!("the question is not understood: {}", e.body_text()),
-            "see the API's description at /v1/openapi.json",
-        )
-    })?;
+    let Query(asked) = understood(asked)?;
     run(panel, move |c| asked.of(c.events())).await
 }
 

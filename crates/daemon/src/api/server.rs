@@ -7,17 +7,18 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hearth_events::{Event, Events};
 use hearth_metrics::Form;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
-use utoipa::OpenApi;
+use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -502,11 +503,48 @@ async fn reset_disk(State(panel): Shared, Path(name): Path<String>) -> Result<Js
     change(panel, Changed::Disk(&disk), move |c| c.reset(&name)).await
 }
 
-/// All statistics.
-#[utoipa::path(get, path = "/v1/stats", tag = "statistics", responses(
+/// Which statistics a client asks for.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct StatsQuery {
+    /// `false` leaves out single disks; the pool's totals contain them. Default: `true`.
+    #[param(required = false)]
+    #[serde(default = "with_disks")]
+    disks: bool,
+}
+
+fn with_disks() -> bool {
+    true
+}
+
+/// Statistics of the pool and of each disk.
+#[utoipa::path(get, path = "/v1/stats", tag = "statistics", params(StatsQuery), responses(
     (status = 200, body = StatsReport), (status = "default", body = ErrorBody)))]
-async fn get_stats(State(panel): Shared) -> Result<Json<StatsReport>> {
-    run(panel, |c| c.stats()).await
+async fn get_stats(
+    State(panel): Shared,
+    query: std::result::Result<Query<StatsQuery>, QueryRejection>,
+) -> Result<Json<StatsReport>> {
+    let Query(query) = understood(query)?;
+    run(panel, move |c| {
+        let mut report = c.stats()?;
+        if !query.disks {
+            report.disks.clear();
+        }
+        Ok(report)
+    })
+    .await
+}
+
+/// The parameters of a request, or an error that names the wrong one.
+pub(super) fn understood<T>(
+    query: std::result::Result<Query<T>, QueryRejection>,
+) -> Result<Query<T>> {
+    query.map_err(|e| {
+        Error::invalid(
+            format!("the question is not understood: {}", e.body_text()),
+            "see the API's description at /v1/openapi.json",
+        )
+    })
 }
 
 /// Statistics of one disk.
