@@ -7,6 +7,7 @@ mod screen;
 
 use std::time::Duration;
 
+use hearth_daemon::api::datastores::DatastoreInfo;
 use hearth_daemon::api::events::EventInfo;
 use hearth_daemon::api::stats::{DiskSpan, Ratios};
 use hearth_daemon::client::{Client, Trace};
@@ -56,6 +57,17 @@ struct DiskRow {
 }
 
 #[derive(Debug, Serialize)]
+struct DatastoreRow {
+    name: String,
+    served: bool,
+    /// Files that are or were disks of the cache.
+    disks: u64,
+    /// Of these, those in use.
+    open: u64,
+    dirty: u64,
+}
+
+#[derive(Debug, Serialize)]
 struct PoolRow {
     name: String,
     flash: Vec<String>,
@@ -79,6 +91,7 @@ struct Status {
     #[serde(skip_serializing_if = "Option::is_none")]
     helping: Option<Helping>,
     disks: Vec<DiskRow>,
+    datastores: Vec<DatastoreRow>,
     health: Report,
     events: Vec<EventInfo>,
     /// Why the daemon could not be asked.
@@ -138,6 +151,17 @@ fn disks(seen: &Seen, health: &Report) -> Vec<DiskRow> {
         }
     };
     seen.disks.iter().map(row).collect()
+}
+
+fn datastores(seen: &Seen) -> Vec<DatastoreRow> {
+    let row = |info: &DatastoreInfo| DatastoreRow {
+        name: info.name.clone(),
+        served: info.served,
+        disks: info.disks,
+        open: info.open,
+        dirty: info.dirty,
+    };
+    seen.datastores.iter().map(row).collect()
 }
 
 fn pool(seen: &Seen) -> PoolRow {
@@ -243,6 +267,7 @@ pub fn run(global: &Global) -> Outcome {
         pool: seen.as_ref().map(pool),
         helping: seen.as_ref().map(|s| helping(&s.stats.pool.disks)),
         disks: seen.as_ref().map(|s| disks(s, &health)).unwrap_or_default(),
+        datastores: seen.as_ref().map(datastores).unwrap_or_default(),
         health,
         events,
         error: error.as_ref().map(ToString::to_string),
@@ -319,6 +344,7 @@ mod tests {
             pool: None,
             helping: None,
             disks: Vec::new(),
+            datastores: Vec::new(),
             health,
             events: Vec::new(),
             error: Some(error.to_string()),

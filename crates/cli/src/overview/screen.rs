@@ -11,7 +11,7 @@ use hearth_daemon::size::human;
 use hearth_events::time::utc;
 use hearth_health::{Condition, Item, Kind};
 
-use super::{DiskRow, Status};
+use super::{DatastoreRow, DiskRow, Status};
 use crate::stats::percent;
 use crate::table::{Table, cut, plain};
 
@@ -24,6 +24,8 @@ const EVENTS: usize = 3;
 const AROUND: usize = 2;
 /// Of more drives and arrays than so many, only how many are how.
 const DEVICES: usize = 4;
+/// Of more datastores than this, a terminal shows the sums only.
+const DATASTORES: usize = 2;
 /// Nothing can be read in fewer columns.
 const NARROW: usize = 40;
 /// Columns that what is wrong begins after.
@@ -136,8 +138,37 @@ fn pool(status: &Status, room: Room) -> String {
     if let Some(h) = &status.helping {
         folded(&mut out, "is it helping? ", 15, &h.sentence, room);
     }
+    datastores(&mut out, status, room);
     devices(&mut out, status, room);
     out
+}
+
+fn datastores(out: &mut String, status: &Status, room: Room) {
+    let all = &status.datastores;
+    if room.is_bounded() && all.len() > DATASTORES {
+        let served = all.iter().filter(|d| d.served).count();
+        let sum = |of: fn(&DatastoreRow) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
+        let line = format!(
+            "{served} served, {} not served; {} of {} files in use, {} dirty",
+            all.len() - served,
+            sum(|d| d.open),
+            sum(|d| d.disks),
+            human(sum(|d| d.dirty))
+        );
+        folded(out, "datastores: ", 12, &line, room);
+        return;
+    }
+    for d in all {
+        let line = format!(
+            "{}, {}; {} of {} files in use, {} dirty",
+            plain(&d.name),
+            if d.served { "served" } else { "not served" },
+            d.open,
+            d.disks,
+            human(d.dirty)
+        );
+        folded(out, "datastore: ", 11, &line, room);
+    }
 }
 
 fn reasons(out: &mut String, item: &Item, room: Room) {
@@ -378,10 +409,41 @@ mod tests {
                 speedup_now: Some(3.8),
             }),
             disks: (0..disks).map(|n| disk(format!("web-{n}.example.org"))).collect(),
+            datastores: Vec::new(),
             health,
             events: vec![event; 5],
             error: None,
         }
+    }
+
+    fn datastore(n: usize) -> DatastoreRow {
+        DatastoreRow {
+            name: format!("store-{n}"),
+            served: n > 0,
+            disks: 12,
+            open: 3,
+            dirty: 1536 << 20,
+        }
+    }
+
+    #[test]
+    fn datastores_show_dirty_data() {
+        let mut status = status(9, 0, 0);
+        status.datastores = (0..2).map(datastore).collect();
+        let two = text(&status, SMALL);
+        for line in [
+            "\ndatastore: store-0, not served; 3 of 12 files in use, 1.5 GiB dirty\n",
+            "\ndatastore: store-1, served; 3 of 12 files in use, 1.5 GiB dirty\n",
+        ] {
+            assert!(two.contains(line), "{two}");
+        }
+        assert!(fits(&two), "{two}");
+        status.datastores = (0..40).map(datastore).collect();
+        let many = text(&status, SMALL);
+        let line = "\ndatastores: 39 served, 1 not served; 120 of 480 files in use, 60 GiB dirty\n";
+        assert!(many.contains(line) && fits(&many), "{many}");
+        let whole = text(&status, Room::UNBOUNDED);
+        assert_eq!(whole.matches("datastore: store-").count(), 40, "{whole}");
     }
 
     fn fits(text: &str) -> bool {
