@@ -118,6 +118,8 @@ pub struct Pool {
     pub dirty: u64,
     /// Threads that do not come round.
     pub stuck: u64,
+    /// Lines of the log that nothing read.
+    pub log_dropped: u64,
     /// What the engine counted.
     pub stats: PoolStats,
     /// Its flash devices.
@@ -194,6 +196,12 @@ fn of_pool(page: &mut Page, pool: &Pool) {
         Gauge,
         "Threads that do not come round; their clients get no answers.",
         pool.stuck as f64,
+    );
+    one(
+        "hearth_log_dropped_lines_total",
+        Counter,
+        "Lines of the log that were dropped because nothing read it.",
+        pool.log_dropped as f64,
     );
     one(
         "hearth_pool_capacity_bytes",

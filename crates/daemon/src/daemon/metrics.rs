@@ -28,6 +28,7 @@ impl Daemon {
             started: since.unwrap_or_default().saturating_sub(up).as_secs(),
             dirty: self.dirty_bytes(),
             stuck: lock(&self.stuck).len() as u64,
+            log_dropped: crate::log::dropped(),
             stats,
             devices: self.counted_devices(),
             swap: self.swap_figures(),
