@@ -64,6 +64,12 @@ fn in_ns(seconds: i64, nanos: i64) -> i64 {
     seconds.saturating_mul(SECOND).saturating_add(nanos)
 }
 
+/// True if a file may have this time of change though nothing changed it since it was left with the other. Of two trees, the
+/// one that is read now may keep whole seconds only.
+pub fn is_same_time(left_ns: i64, now_ns: i64, has_two: bool) -> bool {
+    left_ns == now_ns || has_two && split(left_ns).0.checked_mul(SECOND) == Some(now_ns)
+}
+
 fn modified_ns(stat: &Stat) -> i64 {
     in_ns(stat.st_mtime, stat.st_mtime_nsec as i64)
 }
@@ -755,6 +761,20 @@ mod tests {
             sums: false,
             class: hearth_io::Class::Background,
         }
+    }
+
+    #[test]
+    fn whole_seconds_fit_in_two_trees_only() {
+        let at = 1_700_000_000 * SECOND;
+        let fits = |left, now| [true, false].map(|two| is_same_time(left, now, two));
+        assert_eq!(fits(at + 5, at + 5), [true; 2]);
+        assert_eq!(fits(at + 5, at), [true, false]);
+        for now in [at + 6, at + SECOND, at - SECOND] {
+            assert_eq!(fits(at + 5, now), [false; 2], "{now}");
+        }
+        // A tree that kept whole seconds may not get others.
+        assert_eq!(fits(at, at + 5), [false; 2]);
+        assert_eq!(fits(5 - SECOND, -SECOND), [true, false]);
     }
 
     /// Of a year that NFS knows, of one whose nanoseconds are no number, and of before the first.

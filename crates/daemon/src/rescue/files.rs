@@ -11,6 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use hearth_datastore::origin::is_same_time;
 use hearth_datastore::twin::{TwinFile, stamp_of};
 use hearth_engine::api::DiskId;
 use hearth_format::datastore::DatastoreRecord;
@@ -211,7 +212,8 @@ impl Spot {
                 "name the file in each directory, each with --onto; --force leaves out one that is dead",
             ));
         }
-        if !own.is_empty() && own.iter().all(|path| is_changed(record, path)) {
+        let has_two = self.files.len() + self.missing.len() > 1;
+        if !own.is_empty() && own.iter().all(|path| is_changed(record, path, has_two)) {
             wrong.push((
                 format!(
                     "{} was changed since it was left: by somebody else, who may have made it newer than what is here, or by `hearth rescue`",
@@ -231,7 +233,7 @@ impl Spot {
 }
 
 /// It is promised that the file looks as it was left, and it does not.
-fn is_changed(record: &DiskRecord, path: &Path) -> bool {
+fn is_changed(record: &DiskRecord, path: &Path, has_two: bool) -> bool {
     let Some(left) = record.origin_identity.filter(|_| record.clean_detach) else {
         return false;
     };
@@ -243,7 +245,8 @@ fn is_changed(record: &DiskRecord, path: &Path) -> bool {
         .ok()
         .and_then(|at| at.duration_since(UNIX_EPOCH).ok())
         .and_then(|since| i64::try_from(since.as_nanos()).ok());
-    (found.len(), modified) != (left.size, Some(left.mtime_ns))
+    let is_same = modified.is_some_and(|now| is_same_time(left.mtime_ns, now, has_two));
+    found.len() != left.size || !is_same
 }
 
 #[cfg(test)]

@@ -118,7 +118,8 @@ impl Writer {
                     break;
                 }
                 let data = pattern(at * STEP as u64, at as u8, STEP);
-                write(&mut client, &file, at * STEP as u64, &data)?;
+                let written = write(&mut client, &file, at * STEP as u64, &data);
+                written.inspect_err(|e| println!("the writer ends: {e:#}"))?;
                 count.fetch_add(1, Ordering::SeqCst);
             }
             Ok(())
@@ -254,13 +255,13 @@ struct Disk {
 
 impl Disk {
     /// Nothing where this user may not mount.
-    fn new(at: PathBuf) -> Result<Option<Disk>> {
+    fn new(at: PathBuf, how: &[&str]) -> Result<Option<Disk>> {
         let image = at.with_extension("ext4");
         fs::File::create(&image)?.set_len(64 << 20)?;
-        run("mkfs.ext4", &["-q", path(&image)])?;
+        run("mkfs.ext4", &[&["-q", path(&image)], how].concat())?;
         let disk = Disk { image, at };
         if let Err(e) = disk.mount() {
-            println!("SKIPPED lost_directory_is_unmounted_checked_and_mounted_again: {e:#}");
+            println!("SKIPPED datastore_mirrored: {e:#}");
             return Ok(None);
         }
         Ok(Some(disk))
@@ -298,7 +299,7 @@ fn run(program: &str, args: &[&str]) -> Result<()> {
 fn lost_directory_is_unmounted_checked_and_mounted_again() -> Result<()> {
     let mut disk = None;
     let lab = lab_filled(|a| {
-        disk = Disk::new(a.with_file_name("b"))?;
+        disk = Disk::new(a.with_file_name("b"), &[])?;
         Ok(())
     })?;
     let Some(mut lab) = lab else { return Ok(()) };
@@ -333,6 +334,40 @@ fn lost_directory_is_unmounted_checked_and_mounted_again() -> Result<()> {
     let (_, content) = files.get(Path::new("disk.img")).context("disk.img")?;
     check(content, answered)?;
     ensure!(files.contains_key(Path::new("new.vmx")));
+    lab.hearth.stop()?;
+    Ok(())
+}
+
+/// The first directory dies while the daemon is stopped, and the second one's file system keeps whole seconds.
+#[test]
+fn second_directory_with_coarse_times_keeps_dirty_data() -> Result<()> {
+    let mut disk = None;
+    let lab = lab_filled(|a| {
+        disk = Disk::new(a.with_file_name("b"), &["-I", "128"])?;
+        Ok(())
+    })?;
+    let Some(mut lab) = lab else { return Ok(()) };
+    let Some(disk) = disk else { return Ok(()) };
+    both_current(&lab)?;
+    let mut client = lab.client()?;
+    let dir = root(&mut client)?;
+    let file = create(&mut client, &dir, "disk.img")?;
+    let content = pattern(0, 1, 4 << 20);
+    for (at, piece) in (0..).step_by(64 << 10).zip(content.chunks(64 << 10)) {
+        write(&mut client, &file, at, piece)?;
+    }
+    lab.hearth.stop()?;
+    let behind = fs::read(disk.at.join("disk.img"))?;
+    ensure!(behind != content, "nothing is left to be written back");
+    fs::rename(&lab.vms, lab.hearth.dir().join("gone"))?;
+    lab.hearth.start()?;
+    let mut client = lab.client()?;
+    for (at, piece) in (0..).step_by(64 << 10).zip(content.chunks(64 << 10)) {
+        let got = read(&mut client, &file, at, 64 << 10)?;
+        ensure!(got == piece, "at {at}: thrown away");
+    }
+    lab.hearth.ok(&["datastore", "flush", "vms"])?;
+    ensure!(fs::read(disk.at.join("disk.img"))? == content);
     lab.hearth.stop()?;
     Ok(())
 }

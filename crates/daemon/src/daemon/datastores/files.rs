@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use hearth_datastore::origin::{Disk, FileOrigin, Hands};
+use hearth_datastore::body::Body;
+use hearth_datastore::origin::{Disk, FileOrigin, Hands, is_same_time};
 use hearth_datastore::{Disks, Look, Missing, NotNow, store};
 use hearth_engine::api::{DiskId, ExtentState, Mode, OriginState, ReqOp, Request};
 use hearth_events::Event;
@@ -368,7 +369,10 @@ impl Files {
             // Nothing is left of it that would have to be dropped.
             _ if record.void => true,
             // Nothing was done to it but what changes no content.
-            Some(left) => (left.size, left.mtime_ns) == (looks.size, looks.modified_ns),
+            Some(left) => {
+                let has_two = matches!(origin.file(), Body::Two(_));
+                left.size == looks.size && is_same_time(left.mtime_ns, looks.modified_ns, has_two)
+            }
             None if scratch => false,
             // It can be served meanwhile, from the file.
             None if owed == 0 => true,
