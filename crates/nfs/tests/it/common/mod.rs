@@ -120,6 +120,8 @@ impl Client {
                 Ok(0) => return Ok(None),
                 Ok(n) => self.assembler.feed(&bytes[..n])?,
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return Ok(None),
+                // A child that ended, while others are being started.
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e).context("no answer"),
             }
         }
