@@ -118,7 +118,7 @@ function One({ leg, disk, again }: { leg: Leg; disk: Disk; again: () => void }) 
 }
 
 /** Which legs are to go when another is current, by disk. Seen to while the disk is shown, and remembered meanwhile. */
-const going = new Map<string, { old: string; next: string }>();
+const going = new Map<string, { old: string; next: string; seen: boolean }>();
 
 function Replace({ leg, disk, close, again }: { leg: Leg; disk: Disk; close: () => void; again: () => void }) {
   const [next, setNext] = useState("");
@@ -151,7 +151,7 @@ function Replace({ leg, disk, close, again }: { leg: Leg; disk: Disk; close: () 
           const all = (await post<Disk>(path, { add })).legs ?? [];
           const before = new Set((disk.legs ?? []).map((l) => l.origin));
           const came = all.find((l) => !before.has(l.origin));
-          if (came) going.set(disk.name, { old: leg.origin, next: came.origin });
+          if (came) going.set(disk.name, { old: leg.origin, next: came.origin, seen: false });
         }}
         done={() => {
           close();
@@ -175,6 +175,9 @@ function Replacing({ disk, again }: { disk: Disk; again: () => void }) {
   const state = (disk.legs ?? []).find((l) => l.origin === wanted?.next)?.state;
   useEffect(() => {
     if (!wanted || busy.current) return;
+    // An answer from before the new leg was added does not list it yet.
+    if (state === undefined && !wanted.seen) return;
+    wanted.seen = true;
     if (state === undefined || !(disk.legs ?? []).some((l) => l.origin === wanted.old)) {
       going.delete(disk.name);
       return;

@@ -27,8 +27,9 @@ function stamp(at: number, long: boolean): string {
 const isLong = (at: number[]) => at.length > 1 && at[at.length - 1]! - at[0]! > DAY;
 
 /** A minute at least, and now if there is nothing yet. */
-function span(_: uPlot, min: number | null, max: number | null): [number, number] {
-  const end = max ?? Date.now() / 1000;
+function span(plot: uPlot, min: number | null, max: number | null): [number, number] {
+  // For a single point uPlot proposes a day after it.
+  const end = (plot.data[0].length === 1 ? min : max) ?? Date.now() / 1000;
   return [Math.min(min ?? end, end - 60), end];
 }
 

@@ -44,7 +44,7 @@ export function Over({ samples, disk }: { samples: Sample[]; disk?: string }) {
       ) : (
         <Shown
           live={kept}
-          empty={(h) => h.at.length < 2 && <p>Too little is recorded of that time for a line. The service hearth-monitor records every 10 seconds while it runs.</p>}
+          empty={(h) => h.at.length === 0 && <p>Nothing is recorded of that time. The service hearth-monitor records every 10 seconds while it runs.</p>}
         >
           {() => remembered && <Charts all={remembered} without="Reads without the cache" />}
         </Shown>
