@@ -198,7 +198,7 @@ fn of_pool(page: &mut Page, pool: &Pool) {
         pool.stuck as f64,
     );
     one(
-        "hearth_log_dropped_lines_total",
+        "hearth_log_dropped_lines",
         Counter,
         "Lines of the log that were dropped because nothing read it.",
         pool.log_dropped as f64,
