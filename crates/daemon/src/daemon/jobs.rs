@@ -89,7 +89,7 @@ impl Daemon {
     }
 
     /// Notes which processes use which disks.
-    fn clients_round(&self) {
+    pub(super) fn clients_round(&self) {
         let exports: Vec<_> = {
             let disks = self.disks.lock();
             let exports = disks

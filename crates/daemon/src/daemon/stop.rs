@@ -123,6 +123,8 @@ impl Daemon {
             self.hurry();
             self.disks.close(changes_time)
         };
+        // A client that left a moment ago is not to be expected back.
+        self.clients_round();
         let connections = self.exports.connections();
         if reason == StopReason::Upgrade {
             self.exports.hand_over();
