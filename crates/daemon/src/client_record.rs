@@ -45,8 +45,6 @@ pub(crate) struct ClientRecord {
     file: PathBuf,
     /// Of the run before; each disk's are taken when it is first on offer.
     before: Mutex<BTreeMap<String, Vec<Known>>>,
-    /// The same of datastores.
-    users_before: Datastores,
     stored: Mutex<Document>,
 }
 
@@ -82,7 +80,6 @@ impl ClientRecord {
         ClientRecord {
             file,
             before: Mutex::new(document.disks.clone()),
-            users_before: document.datastores.clone(),
             stored: Mutex::new(document),
         }
     }
@@ -92,9 +89,11 @@ impl ClientRecord {
         lock(&self.before).remove(disk).unwrap_or_default()
     }
 
-    /// Clients that used a datastore when the run before ended.
+    /// Clients that used a datastore when it was last served, in this run or the run before.
     pub(crate) fn users_of(&self, datastore: &str) -> BTreeMap<IpAddr, u64> {
-        self.users_before
+        let stored = lock(&self.stored);
+        stored
+            .datastores
             .get(datastore)
             .cloned()
             .unwrap_or_default()
@@ -111,7 +110,7 @@ impl ClientRecord {
             !known.is_empty()
         });
         let last = datastores.values_mut().flat_map(BTreeMap::values_mut);
-        last.for_each(|last| *last = last.next_multiple_of(LAST_STEP));
+        last.for_each(|last| *last -= *last % LAST_STEP);
         let mut stored = lock(&self.stored);
         if (&stored.disks, &stored.datastores) == (&now, &datastores) {
             return;
@@ -148,7 +147,11 @@ mod tests {
         ]);
         let users = BTreeMap::from([(
             "vms".to_owned(),
-            BTreeMap::from([(IpAddr::from([192, 0, 2, 1]), 1200)]),
+            BTreeMap::from([
+                (IpAddr::from([192, 0, 2, 1]), 1200),
+                // Of a damaged file.
+                (IpAddr::from([192, 0, 2, 2]), u64::MAX),
+            ]),
         )]);
         ClientRecord::open(dir.path()).store(now.clone(), users.clone());
         let record = ClientRecord::open(dir.path());
@@ -166,7 +169,7 @@ mod tests {
         replace(&dir.path().join("clients.json"), &other).unwrap();
         let record = ClientRecord::open(dir.path());
         assert!(record.take("d").is_empty());
-        assert_eq!(record.users_of("vms").len(), 1);
+        assert_eq!(record.users_of("vms").len(), 2);
         std::fs::write(dir.path().join("clients.json"), "{").unwrap();
         assert!(ClientRecord::open(dir.path()).take("d").is_empty());
     }

@@ -841,12 +841,16 @@ impl Daemon {
         ))
     }
 
-    /// Who uses which datastore, with the time of the last call.
+    /// Who uses which datastore, with the time of the last call. The clients of one that is not served wait for it.
     pub(super) fn datastore_users(&self) -> BTreeMap<String, BTreeMap<IpAddr, u64>> {
         let stores = lock(&self.stores.by_name);
-        let used = stores
-            .iter()
-            .map(|(name, store)| (name.clone(), users(store)));
+        let used = stores.iter().map(|(name, store)| {
+            let used = match &store.served {
+                Ok(_) => users(store),
+                Err(_) => self.client_record.users_of(name),
+            };
+            (name.clone(), used)
+        });
         used.collect()
     }
 

@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use super::flight::Flight;
 use super::link::{Arriving, Bell, Budget, Link, Out};
 use super::pool::Pool;
-use super::service::{Caller, Export, Served, Service, Taken};
+use super::service::{Caller, Export, Served, Service, Taken, now_s};
 use crate::access::{Access, Peer};
 use crate::portmap::{self, Mapping};
 use crate::record::Assembler;
@@ -238,7 +238,8 @@ impl Server {
     pub fn note_user(&self, store: u64, client: IpAddr, at: u64) {
         let exports = self.service.exports();
         if let Some(served) = exports.iter().find(|s| s.export.store == store) {
-            served.note_user(client, at);
+            // A wrong time, from a damaged record or another clock, must not count for ever.
+            served.note_user(client, at.min(now_s()));
         }
     }
 

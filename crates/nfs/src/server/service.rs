@@ -71,7 +71,7 @@ pub(super) struct Served {
     closed: Arc<AtomicBool>,
 }
 
-fn now_s() -> u64 {
+pub(super) fn now_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

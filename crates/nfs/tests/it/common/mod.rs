@@ -153,39 +153,33 @@ impl Client {
         }
     }
 
-    /// Says that a path is mounted no longer.
-    pub fn unmount(&mut self, path: &str) -> Result<()> {
+    /// Sends a call of MOUNT about a path; its number.
+    fn send_mount(&mut self, procedure: u32, path: &str) -> Result<u32> {
         let xid = self.next_xid();
         let credential = self.credential.clone();
         let call = Call {
             xid,
             program: mount::PROGRAM,
             version: mount::VERSION,
-            procedure: 3,
+            procedure,
             credential,
         };
         let mut w = Writer::new();
         call.write(&mut w);
         w.opaque(path.as_bytes());
         self.send_raw(w.as_slice())?;
+        Ok(xid)
+    }
+
+    /// Unmounts a path (UMNT).
+    pub fn unmount(&mut self, path: &str) -> Result<()> {
+        let xid = self.send_mount(3, path)?;
         self.answer(xid).map(drop)
     }
 
     /// Mounts a path: its handle.
     pub fn mount(&mut self, path: &str) -> Result<std::result::Result<Vec<u8>, u32>> {
-        let xid = self.next_xid();
-        let credential = self.credential.clone();
-        let call = Call {
-            xid,
-            program: mount::PROGRAM,
-            version: mount::VERSION,
-            procedure: 1,
-            credential,
-        };
-        let mut w = Writer::new();
-        call.write(&mut w);
-        w.opaque(path.as_bytes());
-        self.send_raw(w.as_slice())?;
+        let xid = self.send_mount(1, path)?;
         let results = self.results(xid)?;
         if results.status != 0 {
             return Ok(Err(results.status));
