@@ -7,8 +7,8 @@ export interface Live<T> {
   data: T | null;
   /** Why there is no newer one. */
   failure: Failure | null;
-  /** Ask now. */
-  again: () => void;
+  /** Ask now; done when an answer to a question asked after the call is shown, or there was none. */
+  again: () => Promise<void>;
 }
 
 /** What `path` answers, every `pace` milliseconds; nothing is asked without a path, or while the page is hidden. */
@@ -18,17 +18,15 @@ export function useLive<T>(path: string | null, pace = 2000): Live<T> {
     data: null,
     failure: null,
   });
-  const ask = useRef<() => void>(() => {});
+  const ask = useRef<() => Promise<void>>(async () => {});
   useEffect(() => {
     if (path === null) return;
     let over = false;
     let timer = 0;
-    let asking = false;
-    const go = async () => {
-      if (over || asking) return;
+    let asking: Promise<void> | null = null;
+    const load = async () => {
       clearTimeout(timer);
       if (!document.hidden) {
-        asking = true;
         try {
           const data = await call<T>(path, { passive: true });
           if (!over) set({ of: path, data, failure: null });
@@ -36,11 +34,20 @@ export function useLive<T>(path: string | null, pace = 2000): Live<T> {
           const failure = e instanceof Failure ? e : new Failure("refused", String(e));
           if (!over) set((was) => ({ of: path, data: was.of === path ? was.data : null, failure }));
         }
-        asking = false;
       }
       if (!over) timer = window.setTimeout(go, pace);
     };
-    ask.current = () => void go();
+    const go = () => {
+      if (over) return Promise.resolve();
+      return (asking ??= load().finally(() => {
+        asking = null;
+      }));
+    };
+    ask.current = async () => {
+      // An answer under way may be older than what the caller has just changed.
+      while (asking) await asking;
+      await go();
+    };
     const seen = () => !document.hidden && void go();
     document.addEventListener("visibilitychange", seen);
     void go();

@@ -234,8 +234,19 @@ describe("the console", { skip: MISSING ?? false, timeout: 300000 }, () => {
     // Others change settings while the form is open: what they did is not reverted, and the change is refused once.
     await page.getByLabel("Clients at a time").fill("3");
     await world.hearth(["disk", "set", "new", "--max", "48M"]);
+    // The form stays closed until the new settings are shown: another attempt would be based on the old ones.
+    let answer;
+    const held = new Promise((resolve) => (answer = resolve));
+    const shownDisk = (url) => url.pathname.endsWith("/disks/new");
+    await page.route(shownDisk, async (route) => {
+      if (route.request().method() === "GET") await held;
+      await route.continue();
+    });
     await page.getByRole("button", { name: "Save" }).click();
     await page.getByText("were changed meanwhile").waitFor();
+    assert.ok(await page.getByLabel("Clients at a time").isDisabled());
+    answer();
+    await page.unrouteAll({ behavior: "wait" });
     assert.match(page.wrong.splice(0).join(), /409/);
     const kept = await world.asked("disk", "show", "new");
     assert.deepEqual([kept.max, kept.client_limit], [48 << 20, 0]);

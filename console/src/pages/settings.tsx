@@ -65,7 +65,7 @@ function changed(fields: Partial<Typed>): { body: Record<string, unknown> } | { 
   return { body };
 }
 
-export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
+export function Settings({ disk, again }: { disk: Disk; again: () => Promise<void> }) {
   const operator = useOperator();
   const [touched, setTouched] = useState<Touched | null>(null);
   const [said, say] = useState<Failure | string | null>(null);
@@ -88,11 +88,11 @@ export function Settings({ disk, again }: { disk: Disk; again: () => void }) {
       setTouched(null);
       say("Saved.");
     } catch (e) {
-      // The next attempt is based on the settings shown from now on.
+      // The next attempt is based on the settings that are shown when the form opens again.
       if (e instanceof Failure && e.trouble === "conflict") setTouched(null);
       say(e instanceof Failure ? e : new Failure("refused", String(e)));
     }
-    again();
+    await again();
     setBusy(false);
   };
   return (
