@@ -236,9 +236,23 @@ impl Hearth {
         format!("nbd+unix:///{name}?socket={}", path(&self.socket()))
     }
 
-    /// What the daemon has logged.
+    /// What the daemon has logged. A thread of its own writes that, later than the daemon says it: what a running daemon
+    /// must have logged is waited for ([`logged`](Self::logged)).
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir().join("daemon.log")).unwrap_or_default()
+    }
+
+    /// Waits until the daemon has logged `text`; the error shows the log.
+    pub fn logged(&self, text: &str) -> Result<()> {
+        self.logged_times(text, 1)
+    }
+
+    /// Waits until the daemon has logged `text` so many times; the error shows the log.
+    pub fn logged_times(&self, text: &str, times: usize) -> Result<()> {
+        wait::until(&format!("{text:?} is logged"), LIFE_LIMIT, || {
+            (self.log().matches(text).count() >= times).then_some(())
+        })
+        .with_context(|| self.log())
     }
 
     /// Runs the command line to its end.

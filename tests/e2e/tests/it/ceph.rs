@@ -160,11 +160,7 @@ fn one_image_has_one_owner() -> Result<()> {
         watchers("owned").ok()?.is_empty().then_some(())
     })?;
     b.ok(&over)?;
-    ensure!(
-        b.log().contains("is shut out of the cluster"),
-        "{}",
-        b.log()
-    );
+    b.logged("is shut out of the cluster")?;
     ensure!(ceph("ceph", &["osd", "blocklist", "ls"])?.contains(&mine));
     b.connect("d")?.write(1 << 20, &[9; 4096])?;
     b.ok(&["disk", "flush", "d"])?;

@@ -1015,7 +1015,7 @@ fn who_opens_a_dirty_file_on_the_host_is_told_of_once() -> Result<()> {
         events.contains(&own) || events.contains("another process"),
         "{events}"
     );
-    ensure!(lab.hearth.log().contains("flush vms --hold"));
+    lab.hearth.logged("flush vms --hold")?;
     for _ in 0..5 {
         let told = open_dirty(&mut client)?;
         ensure!(told.len() == 1, "{told:?}");

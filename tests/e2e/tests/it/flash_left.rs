@@ -300,13 +300,7 @@ fn a_start_goes_on_without_a_device_that_held_clean_copies_only() -> Result<()> 
     std::fs::rename(&second, &away)?;
     hearth.start().with_context(|| hearth.log())?;
     ensure!(devices(&hearth)? == 1, "{}", hearth.log());
-    ensure!(
-        hearth
-            .log()
-            .contains("second.img is missing, and held nothing but"),
-        "{}",
-        hearth.log()
-    );
+    hearth.logged("second.img is missing, and held nothing but")?;
     let kept = cached(&hearth, "still")?;
     ensure!(kept > 0 && kept < SIZE, "{kept} bytes are cached");
     is_warm(&hearth, "still")?;
@@ -333,11 +327,7 @@ fn a_start_waits_for_a_device_if_anything_is_dirty() -> Result<()> {
     let away = second.with_extension("away");
     std::fs::rename(&second, &away)?;
     hearth.start().with_context(|| hearth.log())?;
-    ensure!(
-        hearth.log().contains("cannot go on without it"),
-        "{}",
-        hearth.log()
-    );
+    hearth.logged("cannot go on without it")?;
     ensure!(hearth.connect("d").is_err(), "a stale disk is served");
     let plain = std::fs::read(hearth.dir().join("still.img"))?;
     let mut client = hearth.connect("still")?;

@@ -97,7 +97,7 @@ fn a_sparse_file_is_warned_of_and_a_live_pool_is_not_overwritten() -> Result<()>
     let said = hearth.said(&["pool", "create", "--flash", path(&flash)])?;
     ensure!(said.contains("is sparse"), "{said}");
     hearth.start()?;
-    ensure!(hearth.log().contains("is sparse"));
+    hearth.logged("is sparse")?;
     ensure!(hearth.ok(&["pool", "show"])?.contains("is sparse"));
     for more in [&["--force"][..], &["--force", "--size", "64M"]] {
         let args = [&["pool", "create", "--flash", path(&flash)], more].concat();

@@ -198,11 +198,8 @@ impl Lab {
         self.progress(&files, &["root"])?;
         self.stop_load(&load)?;
         self.guest.wait_ok(&files)?;
-        ensure!(
-            self.hearth.log().matches("client connected").count() as u64 >= 2 * rounds,
-            "QEMU did not reconnect:\n{}",
-            self.hearth.log()
-        );
+        self.hearth
+            .logged_times("client connected", 2 * rounds as usize)?;
         self.shown("neither stops nor kills of the daemon reach the guest")
     }
 

@@ -593,11 +593,9 @@ fn a_stale_leg_is_not_used_though_the_flash_died_first() -> Result<()> {
     writer.load(&mut client, LOAD, || Ok(std::fs::write(&fail, b"")?))?;
     writer.load(&mut client, LOAD, || Ok(()))?;
     wait_states(&hearth, &["current", "out"])?;
-    ensure!(
-        hearth.log().contains(" alone: "),
-        "the flash has taken the note\n{}",
-        hearth.log()
-    );
+    hearth
+        .logged(" alone: ")
+        .context("the flash has taken the note")?;
     writer.load(&mut client, LOAD, || hearth.kill9())?;
     std::fs::remove_file(&fail)?;
     one.kill9()?;

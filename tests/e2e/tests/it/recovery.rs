@@ -208,7 +208,7 @@ fn a_pool_is_moved_to_another_host() -> Result<()> {
     let before = std::fs::read(&origin)?;
     new.start()?;
     wait_state(&new, "d", "refused")?;
-    ensure!(new.log().contains("hearth pool import --accept"));
+    new.logged("hearth pool import --accept")?;
     new.refused(&["disk", "set", "d", "--trust", "flash"])?;
     new.stop()?;
     ensure!(std::fs::read(&origin)? == before);

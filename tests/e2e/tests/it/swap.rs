@@ -309,17 +309,17 @@ fn taking_it_away_can_be_called_off() -> Result<()> {
     ensure!(before > 250 * MIB, "{before}");
     // There is room for it now.
     group.allow(1 << 30)?;
-    let mut off = Command::new(hearth_rig::daemon::binary()?)
+    let off = Command::new(hearth_rig::daemon::binary()?)
         .args(words(&hearth, &["off"]))
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()?;
     wait::until("some is read back", LIMIT, || {
         (kernel_says(&after.area)? < before / 10 * 9).then_some(())
     })?;
     // SAFETY: a child of ours that was not waited for yet.
     unsafe { libc::kill(off.id() as libc::pid_t, libc::SIGINT) };
-    let status = off.wait()?;
-    ensure!(status.code() == Some(130), "{status}");
+    let off = off.wait_with_output()?;
+    ensure!(off.status.code() == Some(130), "{off:?}");
     let now = area(&hearth)?;
     ensure!(now["on"] == true && now["stage"] == "used", "{now}");
     ensure!(now["used"].as_u64().is_some_and(|n| n > 0), "{now}");

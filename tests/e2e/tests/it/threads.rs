@@ -130,11 +130,7 @@ fn a_panic_ends_the_process_and_the_third_takes_the_flash_away() -> Result<()> {
             writer.check(&mut client)?;
         }
     }
-    ensure!(
-        hearth.log().contains("THE FLASH IS NOT USED"),
-        "{}",
-        hearth.log()
-    );
+    hearth.logged("THE FLASH IS NOT USED")?;
     let expected = std::fs::read(&clean)?;
     let read = hearth.connect("c")?.read(0, 2 << 20)?;
     ensure!(
@@ -289,7 +285,7 @@ fn a_thread_that_hangs_is_named_and_starves_the_watchdog() -> Result<()> {
     wait::until("the log names the thread", LIMIT, || {
         hearth.log().contains("a thread is stuck").then_some(())
     })?;
-    ensure!(hearth.log().contains("hearth-data"), "{}", hearth.log());
+    hearth.logged("hearth-data")?;
     let info = hearth.ok(&["--json", "pool", "show"])?;
     let info: serde_json::Value = serde_json::from_str(&info)?;
     let thread = info["stuck"][0]["thread"].as_str().unwrap_or_default();

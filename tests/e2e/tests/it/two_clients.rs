@@ -96,11 +96,13 @@ fn two_processes_that_write_are_named() -> Result<()> {
     for pid in [own, other] {
         let pid = format!("process {pid}");
         ensure!(notice.contains(&pid), "{info}");
-        let log = hearth.log();
-        let warned = log
-            .lines()
-            .any(|l| l.contains("WARN") && l.contains("two clients") && l.contains(&pid));
-        ensure!(warned, "{log}");
+        wait::until("it is logged", LIMIT, || {
+            let log = hearth.log();
+            log.lines()
+                .any(|l| l.contains("WARN") && l.contains("two clients") && l.contains(&pid))
+                .then_some(())
+        })
+        .with_context(|| hearth.log())?;
     }
     ensure!(info["two_writers"] == notice, "{info}");
     let events = hearth.ok(&["events", "--json"])?;

@@ -199,7 +199,7 @@ fn many_queues_with_and_without_event_indices() -> Result<()> {
         }
         drop(g);
     }
-    ensure!(hearth.log().matches("client connected").count() == 2);
+    hearth.logged_times("client connected", 2)?;
     Ok(())
 }
 
@@ -509,7 +509,7 @@ fn requests_in_flight_survive_a_kill() -> Result<()> {
             ensure!(g.memory.bytes(at, 4096) == &disk[from..from + 4096]);
         }
     }
-    ensure!(hearth.log().contains("taking over requests"));
+    hearth.logged("taking over requests")?;
     // And it goes on, over a clean restart as well.
     hearth.stop()?;
     let memory = g.into_memory();
