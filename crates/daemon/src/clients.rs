@@ -741,7 +741,9 @@ mod tests {
     fn a_process_is_known_by_its_start() {
         let own = std::process::id() as i32;
         assert!(start_of(own).is_some() && !word_of(own).is_empty());
-        assert!(command_line(own).is_some());
+        // Each look has a deadline, which a busy machine may miss.
+        let mut looks = (0..100).map(|_| command_line(own));
+        assert!(looks.any(|line| line.is_some()));
         assert_eq!(start_of(i32::MAX), None);
         let caller = Caller::new(PeerAddress::Unix {
             pid: own,

@@ -142,7 +142,10 @@ pub(crate) struct Disk {
     pub own_hand: u32,
     pub cached: u64,
     pub in_flight: u64,
+    /// Streams of reads.
     pub sequential: Sequential,
+    /// Streams of writes past the cache.
+    pub written: Sequential,
     pub dirty_since_ns: u64,
     pub last_request_ns: u64,
     pub counters: DiskCounters,
@@ -262,6 +265,7 @@ impl Disk {
             cached: 0,
             in_flight: 0,
             sequential: Sequential::default(),
+            written: Sequential::default(),
             dirty_since_ns: 0,
             last_request_ns: 0,
             counters: DiskCounters::default(),

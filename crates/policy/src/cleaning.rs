@@ -10,6 +10,9 @@
 //!   what is moved. While more lives than [`Cleaner::target`], what was not used is dropped and what was
 //!   is moved with a use less; below, all that lives is moved. Only when flash is brimful is a block dropped
 //!   where it lies, by a hand that goes over the segments in turn ([`Cleaner::turn`]).
+//! - **Probation** ([`Cleaner::probation_first`]): a segment of which a guest wrote most is freed before others as long as
+//!   such segments hold more than [`PROBATION_PERCENT`] of what may live. So a restore or a bulk load, whose data nobody
+//!   uses again, displaces itself and not what was used again.
 //! - **Heads** ([`Cleaner::head`]): what is rewritten often, what is not and what was moved lie apart.
 //!
 //! An event costs constant time, or the logarithm of the number of segments when a segment's live
@@ -104,6 +107,16 @@ pub enum Why {
     },
 }
 
+impl Why {
+    /// Of a block found on flash at a start: what the origin does not have, a guest wrote; of the rest nothing is known.
+    pub fn of_found(dirty: bool) -> Why {
+        match dirty {
+            true => Why::Written { hot: false },
+            false => Why::Filled,
+        }
+    }
+}
+
 /// What becomes of a live block of a segment that is being freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -137,6 +150,17 @@ struct Segment {
     at: u64,
     head: u8,
     closed: bool,
+    /// Blocks appended that a guest wrote.
+    written: u32,
+    /// A guest wrote most of it, and eviction has not looked at it yet.
+    probation: bool,
+}
+
+impl Segment {
+    /// Its place in [`Cleaner::turns`].
+    fn turns(&self) -> usize {
+        usize::from(!self.probation)
+    }
 }
 
 /// Times the target is set while as much is appended as there is room.
@@ -151,6 +175,9 @@ const YOUNG_SHARE: u64 = 2;
 pub fn most_of(room: u64) -> u64 {
     room - room / 32
 }
+
+/// Share of the blocks that may live, in percent, that is left to written data which was not used again.
+pub const PROBATION_PERCENT: u64 = 45;
 
 /// What freeing a segment is worth that was filled `age` ago and in which `live` of `data` blocks live.
 ///
@@ -207,8 +234,10 @@ pub struct Cleaner {
     segments: Vec<Segment>,
     /// Closed segments by live blocks, then age.
     by_live: Vec<BTreeSet<(u64, u32)>>,
-    /// Closed segments in the order in which eviction looks at them.
-    turns: BTreeSet<(u64, u32)>,
+    /// Closed segments in the order in which eviction looks at them: those on probation, and the others.
+    turns: [BTreeSet<(u64, u32)>; 2],
+    /// Blocks that live in segments on probation.
+    on_probation: u64,
     /// Blocks appended, moves aside.
     clock: u64,
     /// Segments opened.
@@ -238,7 +267,8 @@ impl Cleaner {
             dirty: 1,
             segments: vec![Segment::default(); segments as usize],
             by_live: vec![BTreeSet::new(); BUCKETS + 1],
-            turns: BTreeSet::new(),
+            turns: Default::default(),
+            on_probation: 0,
             clock: 0,
             opened: 0,
             live: 0,
@@ -267,6 +297,9 @@ impl Cleaner {
             let s = &mut self.segments[seg as usize];
             s.live -= s.dirty * more;
             self.live -= u64::from(s.dirty * more);
+            if s.probation {
+                self.on_probation -= u64::from(s.dirty * more);
+            }
             let s = *s;
             if s.closed {
                 let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
@@ -395,6 +428,7 @@ impl Cleaner {
         s.live += blocks;
         s.filled += 1;
         s.dirty += u32::from(dirty);
+        s.written += u32::from(matches!(why, Why::Written { .. }));
         s.born += born;
         s.seen += seen;
     }
@@ -407,10 +441,14 @@ impl Cleaner {
         s.seen /= n;
         s.closed = true;
         s.at = self.clock;
-        let s = self.segments[seg as usize];
+        if !s.probation && s.written * 2 > s.filled {
+            s.probation = true;
+            self.on_probation += u64::from(s.live);
+        }
+        let s = *s;
         let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
         self.by_live[bucket].insert((rank, seg));
-        self.turns.insert((s.seen, seg));
+        self.turns[s.turns()].insert((s.seen, seg));
     }
 
     /// A live block is overwritten, discarded, dropped or was moved away.
@@ -424,6 +462,9 @@ impl Cleaner {
         let s = &mut self.segments[seg as usize];
         s.live -= blocks;
         let s = *s;
+        if s.probation {
+            self.on_probation -= u64::from(blocks);
+        }
         let (before, now) = (self.bucket(s.live + blocks), self.bucket(s.live));
         if s.closed && before != now {
             let rank = self.rank(&s);
@@ -451,7 +492,7 @@ impl Cleaner {
         let s = self.segments[seg as usize];
         let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
         self.by_live[bucket].insert((rank, seg));
-        self.turns.insert((s.seen, seg));
+        self.turns[s.turns()].insert((s.seen, seg));
     }
 
     /// A closed segment is left alone from now on, whatever lies in it.
@@ -459,7 +500,7 @@ impl Cleaner {
         let s = self.segments[seg as usize];
         let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
         self.by_live[bucket].remove(&(rank, seg));
-        self.turns.remove(&(s.seen, seg));
+        self.turns[s.turns()].remove(&(s.seen, seg));
         self.segments[seg as usize].closed = false;
     }
 
@@ -475,9 +516,12 @@ impl Cleaner {
     pub fn free(&mut self, seg: u32) {
         let s = std::mem::take(&mut self.segments[seg as usize]);
         self.live -= u64::from(s.live);
+        if s.probation {
+            self.on_probation -= u64::from(s.live);
+        }
         let (bucket, rank) = (self.bucket(s.live), self.rank(&s));
         self.by_live[bucket].remove(&(rank, seg));
-        self.turns.remove(&(s.seen, seg));
+        self.turns[s.turns()].remove(&(s.seen, seg));
     }
 
     /// The segment to be freed next: `None` if no closed segment has a hole or, where eviction is left to
@@ -604,6 +648,17 @@ impl Cleaner {
         }
     }
 
+    /// Do segments on probation hold more than their share? Then they are freed before what was used again loses
+    /// anything.
+    pub fn probation_first(&self) -> bool {
+        self.on_probation * 100 > self.plan.most * PROBATION_PERCENT
+    }
+
+    /// Share of the room, in percent, of blocks that are not on probation.
+    pub fn kept_percent(&self) -> u64 {
+        ((self.live - self.on_probation) * 100 / self.plan.room.max(1)).min(100)
+    }
+
     /// Does more live than should?
     pub fn crowded(&self) -> bool {
         self.live > self.target
@@ -620,6 +675,9 @@ impl Cleaner {
     }
 
     fn is_due(&self, s: &Segment) -> bool {
+        if !s.probation && self.probation_first() {
+            return false;
+        }
         if !self.crowded() || self.target == 0 {
             // Where nothing is rewritten, what is freed is what is evicted.
             return self.crowded();
@@ -643,22 +701,32 @@ impl Cleaner {
 
     /// The segment in which eviction looks for what to drop.
     pub fn turn(&self) -> Option<u32> {
-        self.turns.first().map(|(_, seg)| *seg)
+        let [probation, others] = self.turns.each_ref().map(BTreeSet::first);
+        let next = match self.probation_first() {
+            true => probation.or(others),
+            false => others.or(probation),
+        };
+        next.map(|(_, seg)| *seg)
     }
 
     /// Closed segments in the order of eviction, from one of them on, which may be free meanwhile.
     pub fn turns_from(&self, seg: u32) -> impl Iterator<Item = u32> + '_ {
         let from = self.segments.get(seg as usize).filter(|s| s.closed);
+        let first = from.map_or(usize::from(!self.probation_first()), Segment::turns);
         let from = from.map_or((0, 0), |s| (s.seen, seg));
-        self.turns.range(from..).map(|(_, seg)| *seg)
+        let rest = self.turns[first].range(from..);
+        rest.chain(&self.turns[1 - first]).map(|(_, seg)| *seg)
     }
 
     /// Eviction has looked at all of it; it comes last now.
     pub fn turned(&mut self, seg: u32) {
         let s = &mut self.segments[seg as usize];
-        self.turns.remove(&(s.seen, seg));
+        self.turns[s.turns()].remove(&(s.seen, seg));
+        if std::mem::take(&mut s.probation) {
+            self.on_probation -= u64::from(s.live);
+        }
         s.seen = self.clock;
-        self.turns.insert((s.seen, seg));
+        self.turns[s.turns()].insert((s.seen, seg));
     }
 }
 

@@ -164,7 +164,7 @@ impl Core {
 
     /// From so many in a hundred on, writers are slowed down.
     pub fn haste_percent(&self) -> u32 {
-        self.opts.dirty_high_percent.saturating_sub(HASTE_PERCENT)
+        self.dirty_high_percent().saturating_sub(HASTE_PERCENT)
     }
 
     /// Runs of zeros near as many as may be: disks that have any tell their origins.
@@ -215,7 +215,7 @@ impl Core {
 
     /// From where haste begins to where writes have to wait, in dirty blocks.
     fn haste_range(&self) -> Range<u64> {
-        self.dirty_room(self.haste_percent())..self.dirty_room(self.opts.dirty_high_percent)
+        self.dirty_room(self.haste_percent())..self.dirty_room(self.dirty_high_percent())
     }
 
     /// Starts as many runs of a disk as are due, and puts it on the list where it belongs then.

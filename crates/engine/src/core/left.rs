@@ -75,7 +75,7 @@ impl Core {
         }
         let disks = self.disks.iter().flatten().filter(|d| !d.is_promised());
         let lost: u64 = disks.map(|d| d.lost.len()).sum();
-        lost * 2 > self.dirty_room(self.opts.dirty_high_percent)
+        lost * 2 > self.dirty_room(self.dirty_high_percent())
     }
 
     /// Flash was given up: what had not reached it goes to the origins, and nobody waits for it.

@@ -597,7 +597,7 @@ impl<U: Users> FlashDevice<U> {
                 s.live += 1;
                 s.dirty += u32::from(dirty);
                 s.second += u32::from(half > 0 && slot - base >= half);
-                self.cleaner.append(seg as u32, Why::Filled, dirty);
+                self.cleaner.append(seg as u32, Why::of_found(dirty), dirty);
             }
         }
         for seg in self.log.order.clone() {

@@ -140,7 +140,7 @@ impl<U: Users> FlashDevice<U> {
                 match placed {
                     Placed::There(instead) => {
                         let seg = self.log.segment_of(slot) as u32;
-                        self.cleaner.append(seg, Why::Filled, dirty);
+                        self.cleaner.append(seg, Why::of_found(dirty), dirty);
                         self.slot_replaced(slot, dirty, instead);
                     }
                     Placed::Taken => {}

@@ -33,7 +33,7 @@ use crate::request::state::Step;
 use hearth_format::Kind;
 use hearth_io::checksum::crc32c;
 use hearth_io::{Buf, BufSlice, IoDone, OpKind, Target};
-use hearth_policy::cleaning::Why;
+use hearth_policy::cleaning::{PROBATION_PERCENT, Why};
 use hearth_policy::{Stay, Use};
 use smallvec::SmallVec;
 
@@ -61,6 +61,9 @@ pub(crate) enum Appended {
     NoRoom,
 }
 
+/// Least share of flash, in percent, that may be dirty, whatever else is cached: less than is left to what is on probation,
+/// so that something of that is clean and can be freed.
+const DIRTY_HIGH_LEAST: u32 = PROBATION_PERCENT as u32 - 5;
 /// A write of an origin nobody has read yet may have waited for so many others.
 const QUEUED_WRITES: u64 = 4;
 
@@ -393,7 +396,7 @@ impl Core {
             // Its blocks were promised when it was made, and all else stays out of that.
             return want;
         }
-        let limit = self.dirty_room(self.opts.dirty_high_percent);
+        let limit = self.dirty_room(self.dirty_high_percent());
         // Where most of flash takes no writes, a request may be larger than all that may be dirty.
         let want = want.min((limit / 2).max(1));
         // What is on its way may all become dirty; a batch's length counts its descriptor too.
@@ -420,6 +423,14 @@ impl Core {
         }
         let dirty = self.disk(disk).map_or(0, |d| d.dirty.len());
         want.min(own.saturating_sub(dirty + coming)).min(left)
+    }
+
+    /// The share of flash, in percent, above which write-back writes wait. Dirty blocks cannot be freed: where they took more
+    /// than is left to what is on probation, a restore would displace what is used.
+    pub fn dirty_high_percent(&self) -> u32 {
+        let most = self.opts.dirty_high_percent;
+        let left = 100 - self.flash.cleaner.kept_percent() as u32;
+        left.max(DIRTY_HIGH_LEAST).min(most)
     }
 
     /// Blocks that may be dirty and wait for their origins, where so many in a hundred of flash may: what is
@@ -908,8 +919,15 @@ impl Core {
         read: bool,
         done: &IoDone,
     ) -> bool {
-        let d = self.known(disk);
         let (offset, bytes) = (done.op.offset, done.op.len);
+        let filling = self.filling();
+        let d = self.known_mut(disk);
+        // A restore or a copy: what it writes is seldom read soon, and would displace what is.
+        let stream = d.written.observe(offset, bytes);
+        if !read && !filling && d.cfg.seq_cutoff > 0 && stream > d.cfg.seq_cutoff {
+            return false;
+        }
+        let d = self.known(disk);
         let whole = offset == start * 4096 && (bytes % 4096 == 0 || offset + bytes == d.cfg.size);
         let count = end - start;
         let buf = self.reqs[id].buf.as_ref().expect(HAS_DATA);

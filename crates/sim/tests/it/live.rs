@@ -5,7 +5,7 @@
 //! the devices need to keep only the engine's own structures.
 
 use crate::common;
-use hearth_engine::api::{DiskConfig, Effects, OriginState, Request};
+use hearth_engine::api::{DiskConfig, Effects, Mode, OriginState, Request};
 use hearth_engine::{Engine, EngineOptions};
 use hearth_io::{Buf, IoOp, Media, OpKind, Sparse, Target};
 use hearth_policy::spread;
@@ -32,6 +32,10 @@ struct Live {
 
 impl Live {
     fn new(disk_blocks: u64, prefetch: bool) -> Live {
+        Live::with_mode(disk_blocks, prefetch, Mode::WriteBack)
+    }
+
+    fn with_mode(disk_blocks: u64, prefetch: bool, mode: Mode) -> Live {
         let bytes = (SEGMENTS + 8) * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
         let mut flash = Sparse::new(bytes);
         common::format(&mut flash, bytes, SEGMENT_BLOCKS);
@@ -43,6 +47,11 @@ impl Live {
         let (engine, _) = Engine::open(&mut flash, options, &[]).unwrap();
         let config = DiskConfig {
             origin_align: 4096,
+            mode,
+            seq_cutoff: match mode {
+                Mode::WriteBack => 0,
+                _ => 1 << 20,
+            },
             ..common::disk(1, disk_blocks * BLOCK as u64)
         };
         engine.attach(config, OriginState::Flushed).unwrap();
@@ -98,6 +107,23 @@ impl Live {
         self.engine.submit(self.now, &mut list, &mut self.fx);
         self.settle();
         assert_eq!(self.fx.completions.len(), 1, "{}", self.engine.explain());
+        assert!(self.fx.completions.pop().unwrap().result.is_ok());
+    }
+
+    /// Writes, and waits until that is answered.
+    fn write(&mut self, tag: u64, access: &Access) {
+        self.now += STEP_NS;
+        let len = u64::from(access.count) * BLOCK as u64;
+        let buf = Buf::zeroed(len as usize);
+        let offset = access.block * BLOCK as u64;
+        let write = Request::write(tag, 1, offset, len, false, &buf, self.now);
+        self.engine.submit(self.now, &mut vec![write], &mut self.fx);
+        self.settle();
+        while self.fx.completions.is_empty() || self.now >= self.next_tick {
+            self.now = self.now.max(self.next_tick);
+            self.next_tick = self.engine.tick(self.now, &mut self.fx).unwrap();
+            self.settle();
+        }
         assert!(self.fx.completions.pop().unwrap().result.is_ok());
     }
 
@@ -284,4 +310,41 @@ fn what_is_hot_stays_when_the_cache_holds_little_else() {
     assert!((real - simulated).abs() < 0.02);
     // Four fifths of the reads go to a fifth of the disk.
     assert!(real > (share / 0.2).min(1.0) * 0.8 - 0.05);
+}
+
+/// A hot set of half the cache is still there after a restore of four times the cache.
+#[test]
+fn restore_leaves_hot_set() {
+    for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround] {
+        let mut live = Live::with_mode(DISK_BLOCKS, false, mode);
+        let blocks = live.blocks() as u64;
+        let hot = blocks / 2;
+        let access = |block: u64, count: u32| Access {
+            time_us: 0,
+            block,
+            count,
+            write: count > 1,
+        };
+        let read_all = |live: &mut Live, turns: u64| {
+            let before = live.hits();
+            for i in 0..hot * turns {
+                // Every block once in a turn, in another order than that of the disk.
+                let block = i * 7919 % hot * 3;
+                live.read(i, &access(block, 1));
+            }
+            (live.hits() - before) as f64 / (hot * turns) as f64
+        };
+        read_all(&mut live, 3);
+        let before = read_all(&mut live, 1);
+        for i in 0..blocks * 4 / 64 {
+            live.write(i, &access(1 << 28 | (i * 64), 64));
+        }
+        let after = read_all(&mut live, 1);
+        let written = live.engine.stats(1, live.now).unwrap().counters.fills;
+        println!("{mode:?}: {before:.3} before, {after:.3} after; fills {written}");
+        assert!(
+            before > 0.99 && after > 0.9,
+            "{mode:?}: {before:.3}, {after:.3}"
+        );
+    }
 }

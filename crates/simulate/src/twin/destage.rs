@@ -5,6 +5,8 @@ use super::{RUN_MAX, Twin};
 /// Shares of flash, in percent, from which the destager works when it need not be noticed, and at all costs.
 const DIRTY_LOW: u64 = 20;
 const DIRTY_HASTE: u64 = 55;
+/// The second at least, where flash is full of what is not on probation.
+const DIRTY_HASTE_LEAST: u64 = 35;
 /// No request for so long is quiet.
 pub(super) const IDLE_NS: u64 = 300_000_000;
 /// Longest pause after a run of the destager, in times of what it took.
@@ -41,13 +43,15 @@ impl Twin {
     pub(super) fn destage(&mut self) {
         let blocks = self.setup.log.blocks();
         let dirty = |twin: &Twin| twin.dirty.len() as u64 * 100;
-        while dirty(self) > blocks * DIRTY_HASTE {
+        let left = (100 - self.cleaner.kept_percent()).saturating_sub(5);
+        let haste = left.clamp(DIRTY_HASTE_LEAST, DIRTY_HASTE);
+        while dirty(self) > blocks * haste {
             self.destage_run();
         }
         if dirty(self) > blocks * DIRTY_LOW && self.now >= self.pause_ns {
             let took = self.destage_run();
-            let left = (blocks * DIRTY_HASTE).saturating_sub(dirty(self));
-            let span = blocks * (DIRTY_HASTE - DIRTY_LOW);
+            let left = (blocks * haste).saturating_sub(dirty(self));
+            let span = blocks * (haste - DIRTY_LOW);
             let pause = u128::from(took) * u128::from(PAUSE_MAX) * u128::from(left);
             self.pause_ns = self.now + (pause / u128::from(span.max(1))) as u64;
         }

@@ -80,11 +80,11 @@ pub enum Freed {
 }
 
 impl Default for Freed {
-    /// At the engine's price. With one head, not the engine's two: hits are the same, and flash writes fewer there.
+    /// At the engine's price, with its heads.
     fn default() -> Freed {
         Freed::Cheapest {
             price: 56,
-            heads: Heads::One,
+            heads: Heads::MovesApart,
         }
     }
 }
