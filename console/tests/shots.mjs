@@ -31,13 +31,19 @@ try {
     const busy = (async () => {
       while (!enough) for (const name of [disk, "web-2", "mail-1"]) await world.load(name, 1500);
     })();
-    await page.locator(".chart tbody tr").nth(39).waitFor({ state: "attached", timeout: 120000 });
-    // Each of the four tables has ten rows at most; twice as many points make a line.
-    await new Promise((go) => setTimeout(go, 20000));
+    const drawn = async () => {
+      await page.locator(".chart tbody tr").nth(39).waitFor({ state: "attached", timeout: 120000 });
+      // Each of the four tables has ten rows at most; twice as many points make a line.
+      await new Promise((go) => setTimeout(go, 20000));
+    };
+    await drawn();
     const shot = async (path, name, heading) => {
       await page.evaluate((to) => (location.hash = `#/${to}`), path);
       await page.getByRole("heading", { level: 1, name: heading }).waitFor();
       await page.locator("main .loading").first().waitFor({ state: "detached" });
+      // A page asks for what it shows from when it is opened on.
+      if (path.startsWith("disks/")) await drawn();
+      if (path === "disks") await page.locator("tbody tr", { hasText: disk }).getByText("/s").first().waitFor();
       await page.screenshot({ path: join(DOCS, `console-${name}-${scheme}.png`), fullPage: path.startsWith("disks/") });
     };
     await shot("", "overview", "Overview");
