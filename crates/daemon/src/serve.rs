@@ -603,6 +603,21 @@ fn export_with(flash: &[PathBuf], images: PathBuf, state_dir: PathBuf) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packaged_unit_orders_and_outwaits_the_daemon() {
+        let unit = include_str!("../../../packaging/systemd/hearth.service");
+        let words = |key: &str| {
+            let lines = unit.lines().filter_map(|line| line.strip_prefix(key));
+            lines.flat_map(str::split_whitespace).collect::<Vec<_>>()
+        };
+        // Proxmox starts its guests there.
+        assert!(words("Before=").contains(&"pve-guests.service"));
+        // An origin may be a volume of ZFS.
+        assert!(words("After=").contains(&"zfs-volumes.target"));
+        let stop: u64 = words("TimeoutStopSec=")[0].parse().unwrap();
+        assert!(Duration::from_secs(stop) > STOP_MAX);
+    }
     use crate::api::types::DiskAdd;
     use crate::daemon::testing;
     use crate::workers::Class;

@@ -823,3 +823,40 @@ fn top_gives_the_terminal_back() -> Result<()> {
     ensure!(words.contains("--json"), "{words}");
     Ok(())
 }
+
+/// Bytes that cached data can take: what guests cannot use is not counted in one place and left out in another.
+#[test]
+fn capacity_is_one_number_everywhere() -> Result<()> {
+    let hearth = Hearth::serving("128M")?;
+    let capacity = hearth.pool_stats()?["capacity"].as_u64();
+    let shown: Value = serde_json::from_str(&hearth.ok(&["pool", "show", "--json"])?)?;
+    ensure!(capacity.is_some_and(|bytes| bytes > 0), "{capacity:?}");
+    ensure!(shown["capacity"].as_u64() == capacity, "{shown}");
+    ensure!(shown["log_bytes"].as_u64() > capacity, "{shown}");
+    let figures = hearth.ok(&["metrics"])?;
+    let figure = figures.lines().find_map(|line| {
+        let value = line.strip_prefix("hearth_pool_capacity_bytes")?;
+        value.rsplit(' ').next()?.parse::<f64>().ok()
+    });
+    ensure!(figure == capacity.map(|bytes| bytes as f64), "{figure:?}");
+    Ok(())
+}
+
+#[test]
+fn all_disks_are_flushed_at_once() -> Result<()> {
+    let hearth = Hearth::serving("128M")?;
+    for name in ["one", "two"] {
+        let origin = hearth.origin(&format!("{name}.raw"), MIB)?;
+        hearth.add(name, path(&origin), &[])?;
+        let mut client = hearth.connect(name)?;
+        client.write(0, &[7; 4096])?;
+        client.flush()?;
+    }
+    hearth.ok(&["disk", "flush", "--all"])?;
+    for name in ["one", "two"] {
+        ensure!(shown(&hearth, name)?["dirty"] == 0);
+        let origin = std::fs::read(hearth.dir().join(format!("{name}.raw")))?;
+        ensure!(origin[..4096] == [7; 4096], "{name}");
+    }
+    Ok(())
+}
