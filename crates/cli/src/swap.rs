@@ -414,6 +414,9 @@ struct All<'a> {
     /// Set aside in the pool, and no swap of this host.
     idle: &'a [AreaInfo],
     settings: &'a [Setting],
+    /// Why the file among them cannot be read back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trouble: Option<String>,
     /// What swap and the cache do on the flash that they share.
     #[serde(skip_serializing_if = "Option::is_none")]
     traffic: Option<SwapTraffic>,
@@ -476,7 +479,10 @@ fn show(global: &Global, areas: &Areas) -> Outcome {
     let idle = idle(global, &shown);
     let any = shown.iter().any(|s| s.on);
     let SwapInfo {
-        traffic, endurance, ..
+        traffic,
+        endurance,
+        trouble,
+        ..
     } = if any {
         shared(global)
     } else {
@@ -487,9 +493,13 @@ fn show(global: &Global, areas: &Areas) -> Outcome {
             areas: &shown,
             idle: &idle,
             settings,
+            trouble,
             traffic,
             endurance,
         });
+    }
+    if let Some(trouble) = &trouble {
+        println!("{}", plain(trouble));
     }
     for area in &idle {
         println!(

@@ -115,11 +115,19 @@ pub(crate) enum Bare {
     Erased,
     /// It answers with errors, of which this is one.
     Dead(io::Error),
+    /// It does not answer.
+    Silent,
 }
 
-/// Has neither superblock of a device been left, or can neither be read? One that does not answer
-/// says nothing of that. It is looked at twice, as one may just be written.
+/// Has neither superblock of a device been left, or can neither be read? It is looked at twice, as
+/// one may just be written.
+///
+/// A request that times out here counts in the next look: a process that was stopped for a while
+/// may find its own requests late before it sees their answers.
 pub(crate) fn bare(device: &Arc<Device>) -> Option<Bare> {
+    if device.owes() {
+        return Some(Bare::Silent);
+    }
     let mut device = device.clone();
     let mut look = || match Superblock::load_any(&mut device) {
         Err(e) if is_erased(&e) => Some(Bare::Erased),

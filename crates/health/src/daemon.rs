@@ -123,6 +123,8 @@ pub struct Pool {
     pub bad_blocks_day: u64,
     /// Bytes of it that are set aside for the kernel's swap.
     pub swap: u64,
+    /// Why the host's swap file cannot be read back.
+    pub swap_trouble: Option<String>,
     /// Its flash devices.
     pub devices: Vec<FlashDevice>,
 }
@@ -154,14 +156,6 @@ impl Pool {
                 format!("the flash has failed, and disks go on from their origins{why}"),
                 "see `hearth pool show`: mostly another device takes its place with `hearth pool adopt-flash`",
             ));
-            if self.swap > 0 {
-                // The kernel's doing, which nobody here can help.
-                reasons.push(Reason::failed(
-                    "swap-on-failed-flash",
-                    "a part of the flash that failed is swap of this host: the kernel kills a program, or a virtual machine, that touches a page it cannot read back from there",
-                    "see `dmesg` for read errors on the swap device; `hearth swap off` reads back what can be read",
-                ));
-            }
         } else if matches!(self.state.as_str(), "cache-off" | "leaving") {
             reasons.push(Reason::failed(
                 "cache-off",
@@ -172,6 +166,16 @@ impl Pool {
             for notice in &self.notices {
                 reasons.push(Reason::note("flash-notice", notice.clone(), ""));
             }
+        }
+        let in_pool = (self.flash_failed && self.swap > 0)
+            .then_some("a part of the flash that failed is swap of this host");
+        // The kernel's doing, which nobody here can help.
+        if let Some(why) = self.swap_trouble.as_deref().or(in_pool) {
+            reasons.push(Reason::failed(
+                "swap-on-failed-flash",
+                format!("{why}; a program, or a virtual machine, that touches a page swapped out there is killed by the kernel, or hangs"),
+                "see `dmesg` for read errors on the swap device; `hearth swap off` reads back what can be read",
+            ));
         }
         if self.flash_errors_hour > 0 && !self.flash_failed {
             reasons.push(Reason::degraded(
@@ -512,6 +516,10 @@ mod tests {
         assert_eq!(swapped.reasons.len(), 2);
         assert_eq!(swapped.reasons[1].code, "swap-on-failed-flash");
         assert_eq!(pool(&|p| p.swap = 1).condition, Condition::Healthy);
+        let file = pool(&|p| p.swap_trouble = Some("swap file /f cannot be read".to_owned()));
+        assert_eq!(file.reasons.len(), 1);
+        assert_eq!(file.reasons[0].code, "swap-on-failed-flash");
+        assert!(file.reasons[0].what.starts_with("swap file /f"));
         assert_eq!(
             pool(&|p| p.state = "cache-off".to_owned()).condition,
             Condition::Failed

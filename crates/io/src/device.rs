@@ -6,7 +6,7 @@ use crate::buf::Buf;
 use crate::claim::Claim;
 use crate::disk::SlowDisk;
 use crate::fault::{FaultKind, Faults};
-use crate::file::{BlockFile, Extent, Identity};
+use crate::file::{BlockFile, Extent, Identity, Standing};
 use crate::helper::{Job, lock};
 use crate::media::Media;
 use crate::model::HddParams;
@@ -442,6 +442,24 @@ impl Device {
             Backing::Remote(remote) if remote.is_read_only() => Ok(()),
             Backing::Remote(remote) => call(remote, OpKind::Flush, 0, 0, SmallVec::new()).map(drop),
         }
+    }
+
+    /// How its file stands to its name now ([`BlockFile::standing`]); `None` where there is no file.
+    /// Blocks as [`read_at`](Self::read_at) does.
+    pub fn standing(&self) -> io::Result<Option<Standing>> {
+        let Backing::File(file) = &self.backing else {
+            return Ok(None);
+        };
+        self.answering(file)?;
+        if !self.patience.is_limited() {
+            return file.standing();
+        }
+        let (told, got) = channel();
+        self.in_time(file, 0, move |file| {
+            let _ = told.send(file.standing()?);
+            Ok(())
+        })?;
+        got.recv().map_err(io::Error::other)
     }
 
     fn read_in_time(&self, file: &Arc<BlockFile>, offset: u64, data: &mut [u8]) -> io::Result<()> {

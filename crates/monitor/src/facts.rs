@@ -59,6 +59,7 @@ fn pool(seen: &Seen) -> Pool {
         ),
         dirty: stats.dirty,
         endurance_used: stats.endurance_used,
+        swap_trouble: seen.pool.swap_trouble.clone(),
         swap: seen.pool.devices.iter().map(|device| device.swap).sum(),
         bad_blocks_day: day.map_or(0, |c| c.bad_clean_blocks),
         devices: (seen.pool.devices.iter())

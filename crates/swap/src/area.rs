@@ -204,6 +204,16 @@ pub(crate) fn uuid_at(path: &Path) -> io::Result<Option<Uuid>> {
     Ok(header_uuid(&header))
 }
 
+/// Reads the header of a swap file from the device.
+pub(crate) fn read_back(path: &Path) -> io::Result<()> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_DIRECT)
+        .open(path)?;
+    let mut header = hearth_io::Buf::zeroed(HEADER).all();
+    file.read_exact_at(header.bytes_mut(), 0)
+}
+
 /// The UUID in a swap header (`mkswap(8)`, `union swap_header` of `linux/swap.h`).
 pub(crate) fn header_uuid(header: &[u8; HEADER]) -> Option<Uuid> {
     if !header.ends_with(MAGIC) {

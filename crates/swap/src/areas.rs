@@ -76,6 +76,13 @@ pub struct Shown {
     pub used: u64,
 }
 
+impl Shown {
+    /// Reads a page of it from the device, past the page cache. Waits for as long as the device does not answer.
+    pub fn read_back(&self) -> io::Result<()> {
+        area::read_back(&self.noted.path)
+    }
+}
+
 /// The areas of this host.
 pub struct Areas {
     dir: PathBuf,

@@ -760,6 +760,9 @@ pub struct PoolInfo {
     /// What somebody should know about the flash.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
+    /// Why the host's swap file cannot be read back; only while serving.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap_trouble: Option<String>,
     /// When it was created, seconds since 1970.
     pub created: u64,
     /// Bytes of all devices.

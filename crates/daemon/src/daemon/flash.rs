@@ -258,18 +258,19 @@ impl Daemon {
                 }
                 // With nobody at work on it no other error says so, and the kernel may swap there.
                 Bare::Dead(e) => format!("{path} cannot be read any more: {e}"),
+                Bare::Silent => format!("{path} does not answer"),
             };
             gone = Some((how, FlashFault::Broken));
             blamed.push(place);
         }
         let mut files = 0;
         let files_of = (0..).zip(flash.iter());
-        for (place, file) in files_of.filter_map(|(n, device)| Some((n, device.file()?))) {
+        for (place, device, file) in files_of.filter_map(|(n, d)| Some((n, d, d.file()?))) {
             // Nobody asks it any more.
             if flash.is_lost(place) {
                 continue;
             }
-            let now = match file.standing() {
+            let now = match device.standing() {
                 Ok(Some(now)) => now,
                 Ok(None) => continue,
                 Err(e) => {
@@ -591,7 +592,11 @@ impl Daemon {
 
     /// Says what is wrong with the flash: at once, and then at growing intervals.
     fn tell_flash(&self) {
-        let what = self.flash_notices().join("; ");
+        let mut what = self.flash_notices();
+        what.extend(self.swap_trouble().map(|why| {
+            format!("{why}; a program, or a virtual machine, that touches a page swapped out there is killed by the kernel, or hangs")
+        }));
+        let what = what.join("; ");
         let mut state = lock(&self.flash.state);
         if what.is_empty() {
             if state.told.take().is_some() {

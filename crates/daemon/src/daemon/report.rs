@@ -173,6 +173,7 @@ impl Daemon {
             devices,
             state: self.pool_state().to_owned(),
             notices: flash_notices,
+            swap_trouble: self.swap_trouble(),
             capacity: Some(match self.without_flash {
                 true => 0,
                 false => stats.capacity_blocks.saturating_mul(BLOCK),

@@ -7,6 +7,7 @@
 //! swapped out is never held up, so it is the cache that writes less.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearth_events::Event;
@@ -20,18 +21,27 @@ use hearth_swap::written::{Counted, Meter};
 use super::{Daemon, lock};
 use crate::api::swap::{Endurance, SwapArea, SwapInfo, SwapSetting, SwapTraffic};
 use crate::error::Result;
+use crate::workers::{Class, Spot};
 
 /// A window that is looked at.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How often is looked which areas there are.
+/// How often is looked which areas there are, and whether a file among them can be read.
 const LIST: Duration = Duration::from_secs(5);
+/// A look that takes longer means that flash does not answer.
+const SILENT: Duration = Duration::from_secs(30);
+/// Where a look at swap may get stuck.
+const SWAP: &str = "the host's swap";
 
 /// What goes over the flash, by whom.
 #[derive(Default)]
 pub(super) struct Shared {
     listed: Option<Instant>,
+    /// When a look began that has not ended.
+    looking: Option<Instant>,
     /// What is swapped to of Hearth's, as it was listed last.
     areas: Vec<Shown>,
+    /// Why the file among them cannot be read back.
+    trouble: Option<String>,
     /// When it was looked last, whether or not there was anything.
     at: Option<Instant>,
     meter: Meter,
@@ -74,16 +84,60 @@ impl Shared {
     }
 }
 
+/// A look at swap, until dropped.
+struct SwapLook(Arc<Daemon>);
+
+impl Drop for SwapLook {
+    fn drop(&mut self) {
+        lock(&self.0.shared_flash).looking = None;
+    }
+}
+
+impl SwapLook {
+    fn look(&self) {
+        let areas = on(&self.0.state_dir);
+        // Known before the file is read, which may not end.
+        lock(&self.0.shared_flash).areas = areas.clone();
+        let dead = files(&areas).find_map(|area| {
+            let error = area.read_back().err().filter(hearth_io::is_dead)?;
+            Some(unreadable(area, &error.to_string()))
+        });
+        lock(&self.0.shared_flash).trouble = dead;
+    }
+}
+
 impl Daemon {
+    /// Begins a look at what is swapped to, unless one has not ended: it reads from flash, which may hang.
+    fn look_at_swap_aside(self: &Arc<Daemon>) {
+        let mut shared = lock(&self.shared_flash);
+        if let Some(since) = shared.looking {
+            if since.elapsed() >= SILENT {
+                let silent = files(&shared.areas).next();
+                shared.trouble = silent.map(|area| unreadable(area, "it does not answer"));
+            }
+            return;
+        }
+        if shared.listed.is_some_and(|at| at.elapsed() < LIST) {
+            return;
+        }
+        shared.listed = Some(Instant::now());
+        shared.looking = shared.listed;
+        drop(shared);
+        let look = SwapLook(self.clone());
+        self.aside(&Spot::new(SWAP), Class::Due, move || look.look());
+    }
+
+    /// Why the host's swap file cannot be read back, if that is known.
+    pub(super) fn swap_trouble(&self) -> Option<String> {
+        lock(&self.shared_flash).trouble.clone()
+    }
+
     /// Looks whether pages that come back from swap are held up. Called by housekeeping.
-    pub(super) fn swap_round(&self) {
+    pub(super) fn swap_round(self: &Arc<Daemon>) {
+        self.look_at_swap_aside();
         let mut shared = lock(&self.shared_flash);
         let now = Instant::now();
         let passed = |at: Option<Instant>, time| at.is_none_or(|at| now.duration_since(at) >= time);
-        if passed(shared.listed, LIST) {
-            shared.listed = Some(now);
-            shared.areas = on(&self.state_dir);
-        }
         if !passed(shared.at, WINDOW) {
             return;
         }
@@ -135,6 +189,7 @@ impl Daemon {
         let traffic = lock(&self.shared_flash).traffic.clone();
         Ok(SwapInfo {
             traffic,
+            trouble: self.swap_trouble(),
             endurance: self.endurance(),
             ..info(&self.state_dir)?
         })
@@ -205,6 +260,18 @@ fn in_pool(areas: &[Shown]) -> impl Iterator<Item = &Path> {
     ours.map(|area| area.noted.path.as_path())
 }
 
+/// Those among them that are files of their own: of a part of the pool the state of the pool tells.
+fn files(areas: &[Shown]) -> impl Iterator<Item = &Shown> {
+    areas.iter().filter(|area| area.noted.in_pool.is_none())
+}
+
+fn unreadable(area: &Shown, why: &str) -> String {
+    format!(
+        "swap file {} cannot be read: {why}",
+        area.noted.path.display()
+    )
+}
+
 /// As the notes in `state_dir` and the kernel say.
 fn info(state_dir: &Path) -> Result<SwapInfo> {
     let areas = Areas::open(state_dir)?;
@@ -224,6 +291,7 @@ fn info(state_dir: &Path) -> Result<SwapInfo> {
     Ok(SwapInfo {
         areas: shown.collect(),
         settings: settings.collect(),
+        trouble: None,
         traffic: None,
         endurance: None,
     })

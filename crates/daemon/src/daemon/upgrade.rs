@@ -43,7 +43,17 @@ impl Daemon {
                 "see whether an origin's device or mount, or the flash, hangs",
             ));
         }
-        Ok(())
+        let pool = lock(&self.pool);
+        match pool.flash().iter().find(|device| device.owes()) {
+            None => Ok(()),
+            Some(device) => Err(Error::unavailable(
+                format!(
+                    "{} does not answer, and would hold up every client",
+                    device.name()
+                ),
+                "wait until it answers, or take the device away",
+            )),
+        }
     }
 
     /// Clients that would have to connect again, and how many connections would go over.

@@ -206,6 +206,9 @@ impl Daemon {
         let failed = self.engine.failed_alone()?;
         let device = self.path_of(failed.device);
         let then = match (self.flash.waits(), is_due(&failed)) {
+            (Some(why), true) if why.kind == Kind::Unavailable => {
+                format!("it waits, because {}: {}", why.what, why.remedy)
+            }
             (Some(why), true) => format!(
                 "it waits, because {}: run `hearth pool remove-flash {device} --yes` when they may",
                 why.what

@@ -35,6 +35,7 @@ impl Pool {
                 .collect(),
             state: state.to_owned(),
             notices: Vec::new(),
+            swap_trouble: None,
             created: self.superblock.created_unix_s,
             device_bytes: of_flash(self.flash.iter().map(|device| device.size()).sum()),
             devices: self.devices(),

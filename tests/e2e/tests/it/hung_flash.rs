@@ -29,19 +29,27 @@ fn soon(hearth: &Hearth, args: &[&str]) -> Result<String> {
     hearth_rig::daemon::ok(out)
 }
 
-/// With its pool on a file that can hang; nothing if that cannot be here.
-fn over_mount() -> Result<Option<(Hearth, Mounted)>> {
+/// With a file that can hang; nothing if that cannot be here.
+fn with_mount() -> Result<Option<(Hearth, Mounted)>> {
     if let Some(missing) = mounted::missing() {
         println!("SKIPPED hung flash: no {missing}");
         return Ok(None);
     }
     let mut hearth = Hearth::bare()?;
+    hearth.serve_args = ["--flash-timeout", "2"].map(str::to_owned).to_vec();
     let under = hearth.dir().join("under.img");
     File::create(&under)?.set_len(160 << 20)?;
     let mount = Mounted::unknown(hearth.dir(), "f", &under)?;
+    Ok(Some((hearth, mount)))
+}
+
+/// The same with its pool there.
+fn over_mount() -> Result<Option<(Hearth, Mounted)>> {
+    let Some((mut hearth, mount)) = with_mount()? else {
+        return Ok(None);
+    };
     hearth.ok(&["pool", "create", "--flash", mount.path()])?;
     hearth.set_flash(mount.path().into());
-    hearth.serve_args = ["--flash-timeout", "2"].map(str::to_owned).to_vec();
     Ok(Some((hearth, mount)))
 }
 
@@ -112,6 +120,86 @@ fn a_stop_does_not_wait_for_it() -> Result<()> {
     hearth.start()?;
     let mut client = hearth.connect("d")?;
     ensure!(client.read(0, BLOCK as u32)? == [0; BLOCK]);
+    drop(client);
+    hearth.stop().map(drop)
+}
+
+/// The pool's state, and what its notices say; asked while it hangs.
+fn pool(hearth: &Hearth) -> Result<(String, String)> {
+    let shown = soon(hearth, &["pool", "show", "--json"])?;
+    let shown: Value = serde_json::from_str(&shown)?;
+    let state = shown["state"].as_str().context("no state")?;
+    Ok((state.to_owned(), shown["notices"].to_string()))
+}
+
+/// Waits until it is told that `device` does not answer, and what then follows.
+fn noticed(hearth: &Hearth, device: &str, then: &str) -> Result<()> {
+    let words = format!("{device} does not answer");
+    wait::until("it is noticed", LIMIT, || match pool(hearth) {
+        Ok((state, notices)) => {
+            let told = notices.contains(&words) && notices.contains(then);
+            (state == "failed" && told).then_some(Ok(()))
+        }
+        Err(e) => Some(Err(e)),
+    })
+    .with_context(|| hearth.log())?
+}
+
+/// No client asks it for anything, and the kernel may swap to a part of it.
+#[test]
+fn hung_flash_is_noticed_while_idle() -> Result<()> {
+    let Some((mut hearth, mut mount)) = over_mount()? else {
+        return Ok(());
+    };
+    let origin = served(&mut hearth)?;
+    let mut client = hearth.connect("d")?;
+    client.raw()?.set_read_timeout(Some(SOON))?;
+    // The file system answers, and what is below it does not.
+    mount.server().signal(libc::SIGSTOP)?;
+    let seen = noticed(&hearth, mount.path(), "").and_then(|()| {
+        // The rest is as with flash that failed: disks go on from their origins.
+        client.write(0, &[2; BLOCK])?;
+        ensure!(client.read(0, BLOCK as u32)? == [2; BLOCK]);
+        let events = soon(&hearth, &["events"])?;
+        ensure!(events.contains("does not answer"), "{events}");
+        Ok(())
+    });
+    mount.server().signal(libc::SIGCONT)?;
+    seen?;
+    ensure!(std::fs::read(&origin)?[..BLOCK] == [2; BLOCK]);
+    drop(client);
+    hearth.kill9()
+}
+
+/// The daemon would begin anew without it, which a thread that hangs in the kernel keeps it from.
+#[test]
+fn hung_device_of_several_is_waited_for() -> Result<()> {
+    let Some((mut hearth, mount)) = with_mount()? else {
+        return Ok(());
+    };
+    let (first, second) = (hearth.dir().join("first.img"), mount.path().to_owned());
+    File::create(&first)?.set_len(160 << 20)?;
+    let devices = ["--flash", path(&first), "--flash", &second];
+    hearth.ok(&[&["pool", "create"], &devices[..]].concat())?;
+    hearth.set_flash(first);
+    hearth.serve_args.extend(["--flash".into(), second.clone()]);
+    served(&mut hearth)?;
+    let mut client = hearth.connect("d")?;
+    client.raw()?.set_read_timeout(Some(SOON))?;
+    mount.hang(true)?;
+    let seen = noticed(&hearth, &second, "would hold up every client").and_then(|()| {
+        client.write(0, &[2; BLOCK])?;
+        ensure!(client.read(0, BLOCK as u32)? == [2; BLOCK]);
+        Ok(())
+    });
+    mount.hang(false)?;
+    seen?;
+    // Then it goes on with what the other one holds.
+    wait::until("it goes on without", LIMIT, || {
+        (pool(&hearth).ok()?.0 == "serving").then_some(())
+    })
+    .with_context(|| hearth.log())?;
+    ensure!(client.read(0, BLOCK as u32)? == [2; BLOCK]);
     drop(client);
     hearth.stop().map(drop)
 }

@@ -5,6 +5,7 @@
 //! Exclusive: swap, loop devices
 
 mod answers;
+mod failed;
 mod in_pool;
 mod throttled;
 mod yields;

@@ -11,8 +11,19 @@ pub(super) struct Loop(pub(super) String);
 
 impl Loop {
     pub(super) fn over(file: &Path) -> Option<Loop> {
+        Loop::with(file, "off")
+    }
+
+    /// What is read from it is read from the file, each time.
+    pub(super) fn past_cache(file: &Path) -> Option<Loop> {
+        Loop::with(file, "on")
+    }
+
+    fn with(file: &Path, direct: &str) -> Option<Loop> {
         let mut command = Command::new("losetup");
-        let out = command.args(["--find", "--show"]).arg(file).output().ok()?;
+        let direct = format!("--direct-io={direct}");
+        let command = command.args(["--find", "--show", &direct]).arg(file);
+        let out = command.output().ok()?;
         let name = String::from_utf8(out.stdout).ok()?.trim().to_owned();
         (out.status.success() && !name.is_empty()).then_some(Loop(name))
     }
