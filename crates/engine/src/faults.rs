@@ -288,6 +288,8 @@ pub enum Fault {
     ServeUnverified,
     /// Take the clean copies of a disk for verified when it is attached.
     AttachVerifies,
+    /// Keep clean copies that were not compared because a write held their blocks.
+    KeepUncompared,
     /// Do not log that clean copies which differ from the origin are void.
     DropUnrecorded,
 }
@@ -395,7 +397,8 @@ impl Fault {
     ];
 
     /// Those that tests of certain orders of events catch, which random worlds hardly ever meet.
-    pub const BY_STEPS: [Fault; 38] = [
+    pub const BY_STEPS: [Fault; 39] = [
+        Fault::KeepUncompared,
         Fault::FlushForgetsDiscards,
         Fault::GrowEarly,
         Fault::PlayTwice,

@@ -86,8 +86,8 @@ impl Core {
         count
     }
 
-    /// Takes the clean copies of a range out of the index.
-    pub fn forget_clean(&mut self, disk: DiskId, start: u64, end: u64) {
+    /// Takes the clean copies of a range out of the index; their blocks.
+    pub fn forget_clean(&mut self, disk: DiskId, start: u64, end: u64) -> Vec<u64> {
         let index = &self.cache.index;
         let clean = |slot| index.slot(slot).filter(|copy| !copy.dirty);
         let blocks: Vec<u64> = match end - start <= u64::from(index.slots()) {
@@ -101,9 +101,10 @@ impl Core {
                 .map(Key::block)
                 .collect(),
         };
-        for block in blocks {
-            self.forget_block(disk, block);
+        for block in &blocks {
+            self.forget_block(disk, *block);
         }
+        blocks
     }
 
     /// Keeps "dirty for" honest.

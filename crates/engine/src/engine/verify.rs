@@ -29,6 +29,9 @@ impl Engine {
                 true => Path::CopiesVerified,
                 false => Path::CopiesUnverified,
             });
+            if verified && !core.opts.faults.has(Fault::KeepUncompared) {
+                core.drop_held(id);
+            }
             core.alter(id, |d| d.unverified = !verified);
             core.publish(id);
         }
@@ -51,6 +54,21 @@ impl Engine {
 }
 
 impl Core {
+    /// Drops the clean copies of blocks that a write holds just now. They were not compared
+    /// ([`clean_sums`](Engine::clean_sums) leaves them out), and would answer reads until the write ends.
+    fn drop_held(&mut self, id: DiskId) {
+        let spans = self.known(id).locks.iter();
+        let spans: Vec<(u64, u64)> = spans.map(|span| (span.start, span.end)).collect();
+        for (start, end) in spans {
+            for block in self.forget_clean(id, start, end) {
+                // A record behind a newer one would void that.
+                if self.flash.takes_writes() && !self.superseding(id, block, block + 1) {
+                    self.record_drop(id, block, 1);
+                }
+            }
+        }
+    }
+
     fn drop_clean(&mut self, id: DiskId) -> Result<(), ControlError> {
         if !self.flash.takes_writes() {
             // What is on flash is void for the next start: that is noted elsewhere.

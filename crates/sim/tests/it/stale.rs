@@ -3,7 +3,7 @@
 
 use crate::judge::{Fate, Judged, disk, flushes_origin, writes_flash, writes_origin};
 use hearth_engine::api::{DiskConfig, Mode, OriginState, ReqOp, Request};
-use hearth_io::{BLOCK, Class, IoOp, OpKind, Target};
+use hearth_io::{BLOCK, Class, IoOp, Media, OpKind, Target};
 
 /// What decides how much of the unflushed a power cut leaves.
 const SEEDS: u64 = 8;
@@ -335,11 +335,54 @@ fn a_start_that_is_cut_off_claims_nothing_that_is_not_durable() {
     }
 }
 
+/// Something else wrote a block while nothing served its disk, and a write holds it when the comparison with the origin
+/// ends: what is held is not compared, so the copy of before answers no read.
+#[test]
+fn held_copy_of_changed_origin_answers_no_read() {
+    let mut j = Judged::new(vec![DiskConfig {
+        mode: Mode::WriteThrough,
+        ..disk(1)
+    }]);
+    let old = j.read(1, 5).expect("read");
+    j.settle();
+    // The copy in RAM goes with the process.
+    j.crash();
+    assert_eq!(j.cached(1), 1);
+    j.engine.set_verified(1, false);
+    let origin = j.origins.get_mut(&1).expect("it is there");
+    let changed = origin
+        .media(None)
+        .write_at(5 * BLOCK, &[33; BLOCK as usize]);
+    changed.expect("written by something else");
+    j.only(writes_origin, Fate::Held);
+    let tag = j.send_write(1, 5, 1, 44, false);
+    while j.holds() == 0 {
+        assert!(j.step(), "it was not written");
+    }
+    assert_eq!(j.engine.clean_sums(1, 0..8), [], "it is compared");
+    j.engine.set_verified(1, true);
+    let found = j.read(1, 5).expect("read");
+    assert!(
+        [33, 44].contains(&found),
+        "it was {old}, and {found} is read"
+    );
+    j.done();
+    j.release();
+    j.wait(tag).expect("written");
+    assert_eq!(j.read(1, 5), Ok(44));
+    j.crash();
+    assert_eq!(j.read(1, 5), Ok(44));
+}
+
 #[cfg(feature = "mutations")]
 #[test]
 fn the_mistakes_these_tests_are_about_are_caught() {
     use hearth_engine::faults::Fault;
     let unnoticed = crate::judge::unnoticed(&[
+        (
+            Fault::KeepUncompared,
+            held_copy_of_changed_origin_answers_no_read,
+        ),
         (
             Fault::SkipVoidFill,
             a_fill_that_was_cancelled_for_nothing_does_not_come_back,
