@@ -166,13 +166,16 @@ impl Core {
         let items = log.batches.iter().flat_map(|b| &b.items);
         let mut items = log.queue.iter().chain(items);
         let records = items.any(|item| item.disk == id && item.kind != Kind::Dirty);
+        // That nothing is there, as zeros become, must not be recorded behind what a write puts in their place.
+        let over_zeros = |start, end| d.zero.first_in(start, end).is_some();
+        let rewritten = (d.locks.iter()).any(|span| over_zeros(span.start, span.end));
         let ord = d.moved_ord;
         let durable = self.flash.is_durable(ord);
         if !durable {
             self.flash
                 .tell_when_durable(Until::Ord(ord), FlashWaiter::Nobody);
         }
-        if on_its_way || records || !durable {
+        if on_its_way || records || rewritten || !durable {
             self.flash.log.urgent = true;
             return Err(ControlError::Busy);
         }
