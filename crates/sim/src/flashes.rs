@@ -4,7 +4,7 @@
 //! power cut takes from every device what that one had not made durable, each its own choice.
 
 use crate::content::BLOCK;
-use crate::device::{Faults, SimDevice};
+use crate::device::{Faults, Image, SimDevice};
 use crate::media::{Meter, SimMedia};
 use crate::prng::Prng;
 use hearth_io::{Joined, Media, Spread};
@@ -227,6 +227,23 @@ impl Flashes {
     pub fn kill(&mut self) {
         if let Some(device) = self.some() {
             device.kill();
+        }
+    }
+
+    /// What each holds now.
+    pub fn images(&self) -> Vec<Image> {
+        self.devices.iter().map(SimDevice::image).collect()
+    }
+
+    /// Drawn for the flash alone, so that the rest of a seed is as it was.
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.rng.chance(percent, 100)
+    }
+
+    /// Each holds, durably, what it held then.
+    pub fn come_back_with(&mut self, images: &[Image]) {
+        for (device, image) in self.devices.iter_mut().zip(images) {
+            device.come_back_with(image);
         }
     }
 

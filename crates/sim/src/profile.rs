@@ -98,6 +98,8 @@ pub struct Profile {
     pub replace: u64,
     /// Of 100 starts, before how many something else has written the origin of a disk; 0: that is asked at no start.
     pub changed_origins: u64,
+    /// Of 100 ends of a life after which origins have everything, how many put flash back to an earlier such time.
+    pub older_flash: u64,
 }
 
 /// No trouble.
@@ -146,6 +148,7 @@ pub(crate) const CALM: Profile = Profile {
     twice: false,
     replace: 0,
     changed_origins: 0,
+    older_flash: 0,
 };
 
 /// All profiles, in the order `mixed` chooses from (with [`weights`]).
@@ -581,7 +584,7 @@ pub const PROFILES: [Profile; 46] = [
     },
     Profile {
         name: "changed-origins",
-        about: "origins that something else writes while nothing serves them, and crashes (not part of mixed)",
+        about: "origins that something else writes while nothing serves them, flash that is older than they are, crashes (not part of mixed)",
         modes: [3, 2, 2, 0],
         lives: (3, 8),
         requests: (20, 160),
@@ -593,6 +596,7 @@ pub const PROFILES: [Profile; 46] = [
         trouble: 10,
         call_off: 10,
         changed_origins: 50,
+        older_flash: 40,
         ..CALM
     },
     Profile {

@@ -10,7 +10,7 @@ mod steps;
 
 use crate::area::Aside;
 use crate::content::BLOCK;
-use crate::device::{Base, SimDevice, Tear};
+use crate::device::{Base, Image, SimDevice, Tear};
 use crate::flashes::Flashes;
 use crate::life::held::Held;
 use crate::mirrored::{self, Due, Mirrored};
@@ -210,6 +210,8 @@ pub struct World<'a> {
     pub(crate) replacing: Replacing,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
+    /// The disks and what flash held at an earlier time, when origins had everything.
+    pub(crate) earlier: Option<(Vec<Known>, Vec<Image>)>,
     /// I/Os so far, and the one that fails while nothing else does.
     pub(crate) book: Book,
     /// Those before the reckoning.
@@ -390,6 +392,7 @@ impl<'a> World<'a> {
             // The rest is what segments kept free and the head take, and descriptors.
             kept_blocks: (segments - 6) * 240 * KEPT_PERCENT_MAX / 100 / disks,
             unclean: false,
+            earlier: None,
             book: Book::default(),
             alive_ios: 0,
             emptied: None,

@@ -1,4 +1,5 @@
-//! Origins that something else may have written while nothing served them.
+//! Origins that something else may have written while nothing served them, and origins that are newer than flash, which
+//! was restored from an image of the host.
 //!
 //! What the daemon does then ([`hearth_engine::Engine::set_verified`]) is done here as well: the disk is served from its
 //! origin, later its clean copies are compared with it, and dropped if one differs. All of them are compared: how many a
@@ -6,7 +7,7 @@
 
 use crate::content::{BLOCK, PER_BLOCK, SECTOR, Value, fill, stamp};
 use crate::paths::Event;
-use crate::world::{Outcome, World, trace};
+use crate::world::{Disk, Outcome, World, trace};
 use hearth_io::checksum::crc32c;
 
 /// One step in so many a comparison ends.
@@ -49,6 +50,35 @@ impl World<'_> {
         (disk.unverified, disk.dropping, disk.compared_by) = (true, false, None);
         self.subject()?.set_verified(id, false);
         Ok(())
+    }
+
+    /// True if origins have everything of all disks.
+    pub(super) fn are_whole(&self) -> bool {
+        let subject = self.profile.older_flash > 0;
+        let subject = self.subject.as_ref().filter(|_| subject);
+        subject.is_some_and(|s| self.known.iter().all(|known| s.owed(known.id).is_empty()))
+    }
+
+    /// After the end of a life, if origins have everything (`is_whole`): flash may be put back to an earlier such time.
+    /// Nothing is lost by that, and what flash holds of blocks that were written since is stale. The same disks must have
+    /// been there: which there are is noted on flash, too.
+    pub(super) fn put_flash_back(&mut self, is_whole: bool) {
+        if !is_whole || self.disks.iter().any(Disk::homeless) {
+            return;
+        }
+        let goes_back = self.flash.chance(self.profile.older_flash);
+        let earlier = self
+            .earlier
+            .take()
+            .filter(|(disks, _)| goes_back && *disks == self.known);
+        match earlier {
+            Some((_, images)) => {
+                trace!(self, "FLASH IS OLDER");
+                self.paths.note(Event::FlashOlder);
+                self.flash.come_back_with(&images);
+            }
+            None => self.earlier = Some((self.known.clone(), self.flash.images())),
+        }
     }
 
     /// Compares the clean copies of disks with their origins, after a while or when nothing else is to be done.

@@ -41,10 +41,12 @@ impl World<'_> {
         if self.disks.iter().any(|d| !d.attached()) {
             self.paths.note(Event::CrashWithoutDisk);
         }
+        let is_whole = self.are_whole();
         self.forget_in_flight();
         self.unclean = true;
         self.call_off_replacement();
         self.lose(flash, origins);
+        self.put_flash_back(is_whole);
         // A power cut of one side only leaves the other's contents volatile.
         self.model.crash(match (flash, origins) {
             (true, true) => End::Power,
@@ -149,6 +151,7 @@ impl World<'_> {
         let cut = cut.filter(|_| self.profile.rot == 0);
         self.note_owed();
         self.note_whole(true)?;
+        let is_whole = self.are_whole();
         let Some(subject) = self.subject.take() else {
             return Ok(());
         };
@@ -171,6 +174,7 @@ impl World<'_> {
         if crashes {
             self.crash();
         }
+        self.put_flash_back(is_whole && result.is_ok() && !tripped);
         self.copy_is_at_rest(touched, result.is_ok());
         // Whether the stop or the crash was first is for the next start to say.
         self.unclean = false;
