@@ -85,6 +85,9 @@ impl World<'_> {
             let unclean = self.unclean;
             self.crash();
             self.unclean = unclean;
+            // The daemon lists all of them until it is durable which are the pool; here the others are gone at once.
+            let held = self.flash.images();
+            self.flash.come_back_with(&held);
         } else if let Err(e) = &done {
             match what {
                 Reshape::Remove(_) if removes.is_none() => {}
