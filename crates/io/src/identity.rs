@@ -27,16 +27,31 @@ fn identity_of_number(rdev: u64) -> Option<String> {
     identity_of(&Running, Path::new("/run/udev/data"), rdev, 0)
 }
 
-/// The identity of the device with this number as a number that is never 0. It is kept over restarts: FNV-1a, 64 bits.
+/// Between an inode and what identifies the device of its file system.
+const ON: &str = " on ";
+
+/// True if two identities can be those of one device: the one may lack on which file system a file is, as the device of
+/// that may say nothing of itself until udev has run.
+pub fn is_same(one: &str, other: &str) -> bool {
+    let more = |long: &str, short: &str| {
+        let rest = long.strip_prefix(short);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(ON))
+    };
+    more(one, other) || more(other, one)
+}
+
+/// The identity of the device with this number as a number that is never 0, without the file system of a file. It is kept
+/// over restarts: FNV-1a, 64 bits.
 pub(crate) fn number(rdev: u64) -> Option<u64> {
     let identity = identity_of_number(rdev)?;
+    let identity = identity.split(ON).next()?;
     let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = identity.bytes().fold(0xcbf2_9ce4_8422_2325, add);
     Some(hash.max(1))
 }
 
-/// True for an identity that another device gets when it takes the place of this one: a file's inode without its file
-/// system, and the names of slots that QEMU gives to SCSI and ATA drives without a serial number.
+/// True for an identity that another device gets when it takes the place of this one: an inode, which a new file gets when
+/// the old one is removed, and the names of slots that QEMU gives to SCSI and ATA drives without a serial number.
 pub fn is_position(identity: &str) -> bool {
     let is_slot = |part: &&str| identity.contains(*part);
     identity.starts_with("loop over inode")
@@ -122,10 +137,14 @@ fn identity_of(kernel: &dyn Kernel, udev: &Path, rdev: u64, depth: usize) -> Opt
         let name = dir.file_name()?.to_str()?;
         let status = kernel.loop_status(name, rdev)?;
         return match status.rdev {
-            0 => Some(format!(
-                "loop over inode {} at {}",
-                status.inode, status.offset
-            )),
+            0 => {
+                let below = identity_of(kernel, udev, status.dev, depth + 1);
+                let below = below.map_or_else(String::new, |below| format!("{ON}{below}"));
+                cleaned(&format!(
+                    "loop over inode {} at {}{below}",
+                    status.inode, status.offset
+                ))
+            }
             below => cleaned(&format!(
                 "loop over {} at {}",
                 identity_of(kernel, udev, below, depth + 1)?,
@@ -160,9 +179,10 @@ fn cleaned(said: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::beneath::LoopStatus;
+    use std::cell::Cell;
 
-    /// A made-up kernel below a folder.
-    struct Made(PathBuf);
+    /// A made-up kernel below a folder, with a loop device over a file of this file system.
+    struct Made(PathBuf, Cell<u64>);
 
     impl Kernel for Made {
         fn sys(&self) -> &Path {
@@ -171,6 +191,7 @@ mod tests {
 
         fn loop_asked(&self, _: &str, _: u64) -> Option<LoopStatus> {
             Some(LoopStatus {
+                dev: self.1.get(),
                 inode: 77,
                 offset: 512,
                 ..LoopStatus::default()
@@ -193,7 +214,7 @@ mod tests {
     #[test]
     fn identity_follows_partitions_volumes_and_loops() {
         let dir = tempfile::tempdir().unwrap();
-        let kernel = Made(dir.path().to_owned());
+        let kernel = Made(dir.path().to_owned(), Cell::default());
         let udev = dir.path().join("udev");
         fs::create_dir(&udev).unwrap();
         let of = |rdev| identity_of(&kernel, &udev, rdev, 0);
@@ -216,6 +237,16 @@ mod tests {
         assert_eq!(of(volume).as_deref(), Some("dm LVM-x"));
         let looped = device(dir.path(), "loop0", 48, &[("loop/offset", "512")]);
         assert_eq!(of(looped).as_deref(), Some("loop over inode 77 at 512"));
+        // Two file systems can have a file with this inode each. Both names are those of a position.
+        kernel.1.set(part);
+        let on = "loop over inode 77 at 512 on wwn naa.5000c500 1 partition 1";
+        assert_eq!(of(looped).as_deref(), Some(on));
+        let other = on.replace("partition 1", "partition 2");
+        assert!(is_position(on) && is_same(on, on) && !is_same(on, &other));
+        assert!(
+            is_same("loop over inode 77 at 512", on) && is_same(on, "loop over inode 77 at 512")
+        );
+        assert!(!is_same("loop over inode 77 at 51", on) && !is_same("wwn 1", "wwn 1 partition 1"));
         assert!(is_position("loop over inode 77 at 512"));
         assert!(is_position(
             "wwn t10.ATA QEMU QEMU HARDDISK drive-scsi0 partition 1"

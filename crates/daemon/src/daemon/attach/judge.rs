@@ -397,7 +397,7 @@ impl Daemon {
             return looks;
         }
         let is_named = !record.device.is_empty() && !looks.device.is_empty();
-        if is_named && record.device != looks.device {
+        if is_named && !hearth_io::identity::is_same(&record.device, &looks.device) {
             looks.differs = Some(format!(
                 "it is another device: {}, which was {}",
                 looks.device, record.device
