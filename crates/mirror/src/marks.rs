@@ -93,15 +93,15 @@ pub(crate) struct Verdict {
     pub lacking: Vec<u64>,
 }
 
+/// What a leg holds at a mark; `None` if it cannot be read.
+fn held_at(held: &[Sample], mark: &Mark) -> Option<u32> {
+    let at = held.binary_search_by_key(&(mark.block * BLOCK), |s| s.offset);
+    held.get(at.ok()?)?.sum
+}
+
 /// Marks that a leg does not hold, the newest first.
 fn missing(held: &[Sample], marks: &[Mark]) -> Vec<Mark> {
-    let lacks = |mark: &&Mark| {
-        let at = held.binary_search_by_key(&(mark.block * BLOCK), |s| s.offset);
-        let sample = at.ok().and_then(|at| held.get(at));
-        sample
-            .and_then(|s| s.sum)
-            .is_some_and(|sum| sum != mark.sum)
-    };
+    let lacks = |mark: &&Mark| held_at(held, mark).is_some_and(|sum| sum != mark.sum);
     marks.iter().filter(lacks).copied().collect()
 }
 
@@ -110,7 +110,8 @@ pub fn is_unlike(held: &[Sample], marks: &[Mark]) -> bool {
     !missing(held, marks).is_empty()
 }
 
-/// Which of these legs lack what was written last. An error if all of them do: what was found of each.
+/// Which of these legs lack what was written last. An error if no other leg is left of which at least one such block can
+/// be read: what was found of each.
 ///
 /// One block that differs may be silent corruption. Two, the newest one, or a further difference from a leg that has
 /// all of them show an older copy.
@@ -152,9 +153,12 @@ pub(crate) fn judge(
         // Of what only one leg lacks each, and nobody else, a scrub tells.
         verdict.lacking.clear();
     }
-    match verdict.old.len() == legs.len() {
-        true => Err(verdict.old),
-        false => Ok(verdict),
+    let is_old = |leg: usize| verdict.old.iter().any(|(old, _)| *old == leg);
+    let is_proof = |held: &[Sample]| marks.iter().any(|mark| held_at(held, mark).is_some());
+    let mut others = found.iter().filter(|(leg, ..)| !is_old(*leg));
+    match verdict.old.is_empty() || others.any(|(_, held, _)| is_proof(held)) {
+        true => Ok(verdict),
+        false => Err(verdict.old),
     }
 }
 
@@ -232,6 +236,12 @@ mod tests {
         let both = verdict(&[&old, &old], none).unwrap_err();
         assert_eq!(both.iter().map(|(leg, _)| *leg).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(verdict(&[&old], none).unwrap_err().len(), 1);
+        // A leg of which none of these blocks can be read is no proof that another one is older.
+        let mut blind = leg(&[]);
+        blind.iter_mut().for_each(|sample| sample.sum = None);
+        let found = verdict(&[&old, &blind], none).unwrap_err();
+        assert_eq!(found.iter().map(|(leg, _)| *leg).collect::<Vec<_>>(), [0]);
+        assert_eq!(verdict(&[&blind], none), Ok(Verdict::default()));
         let served = verdict(&[&old, &rotten], none).unwrap();
         assert_eq!((served.old[0].0, served.lacking.len()), (0, 0));
         assert_eq!(verdict(&[&rotten], none).unwrap().old, []);

@@ -393,14 +393,14 @@ impl Mirror {
         let verdict = judge(&held, &marks, skip).map_err(|old| {
             let name = |leg: usize| names.get(leg).map_or_else(String::new, |(n, _)| n.clone());
             let known = changed.iter().filter(|c| current(&stamps, c.leg));
-            let known = known.map(|c| (name(c.leg), c.why.clone()));
-            let found = old
-                .into_iter()
-                .map(|(leg, why)| (name(leg), why))
-                .chain(known);
-            let missing = (0..stamps.legs.len())
-                .filter(|i| current(&stamps, *i) && present.get(*i) != Some(&true));
-            OpenError::RolledBack(found.collect(), missing.map(name).collect())
+            let known = known.map(|c| (c.leg, c.why.clone()));
+            let found: Vec<(usize, String)> = old.into_iter().chain(known).collect();
+            // One of which nothing is known may hold it, there or not.
+            let unknown = |i: &usize| found.iter().all(|(leg, _)| leg != i);
+            let missing = (0..stamps.legs.len()).filter(|i| current(&stamps, *i) && unknown(i));
+            let missing = missing.map(name).collect();
+            let found = found.into_iter().map(|(leg, why)| (name(leg), why));
+            OpenError::RolledBack(found.collect(), missing)
         })?;
         let old = verdict.old.into_iter().map(|(leg, why)| Changed {
             leg,

@@ -1,5 +1,7 @@
 //! Legs that hold an older copy of themselves after a stop in order, of which no time of modification tells.
 
+mod devices;
+
 use super::*;
 use std::os::unix::fs::FileExt;
 use std::time::SystemTime;
@@ -36,17 +38,43 @@ fn roll_back(leg: &Path, image: &[u8]) -> Result<()> {
 fn written_twice(mode: &str) -> Result<(Hearth, [PathBuf; 2], Vec<u8>)> {
     let (mut hearth, a, b) = two_legs()?;
     add(&hearth, &[path(&a), path(&b)], &["--mode", mode])?;
-    wait_states(&hearth, &["current", "current"])?;
-    write(&hearth, 1)?;
-    hearth.ok(&["disk", "flush", "d"])?;
-    hearth.stop()?;
-    let image = std::fs::read(&a)?;
-    hearth.start()?;
-    attached(&hearth)?;
-    write(&hearth, 2)?;
-    hearth.ok(&["disk", "flush", "d"])?;
-    hearth.stop()?;
+    let image = write_twice(&mut hearth, &a)?;
     Ok((hearth, [a, b], image))
+}
+
+/// Stops a disk in order twice; what the leg in this file held the first time.
+fn write_twice(hearth: &mut Hearth, leg: &Path) -> Result<Vec<u8>> {
+    wait_states(hearth, &["current", "current"])?;
+    write(hearth, 1)?;
+    hearth.ok(&["disk", "flush", "d"])?;
+    hearth.stop()?;
+    let image = std::fs::read(leg)?;
+    hearth.start()?;
+    attached(hearth)?;
+    write(hearth, 2)?;
+    hearth.ok(&["disk", "flush", "d"])?;
+    hearth.stop()?;
+    Ok(image)
+}
+
+/// No read returns what the older copy holds, which leaves, and is made the same as the other leg.
+fn older_copy_leaves(hearth: &mut Hearth, leg: usize) -> Result<()> {
+    hearth.start()?;
+    attached(hearth)?;
+    let mut client = hearth.connect("d")?;
+    for round in 0..3 {
+        for n in (0..PLACES).map(|n| (n * 17 + round) % PLACES) {
+            let held = client.read(place(n), BLOCK as u32)?;
+            ensure!(held == [2; BLOCK], "place {n} of leg {leg} is {}", held[0]);
+        }
+    }
+    drop(client);
+    wait_event(hearth, "leg-changed", "that were written last")?;
+    let said = hearth.ok(&["disk", "show", "d", "--json"])? + &hearth.log();
+    ensure!(!said.contains("its cache is dropped"), "{said}");
+    wait_states(hearth, &["current", "current"])?;
+    hearth.stop()?;
+    Ok(())
 }
 
 #[test]
@@ -55,21 +83,7 @@ fn leg_rolled_back_while_stopped_leaves_the_mirror() -> Result<()> {
     for (leg, mode) in [(0, "off"), (1, "off"), (0, "write-back"), (1, "write-back")] {
         let (mut hearth, legs, image) = written_twice(mode)?;
         roll_back(&legs[leg], &image)?;
-        hearth.start()?;
-        attached(&hearth)?;
-        let mut client = hearth.connect("d")?;
-        for round in 0..3 {
-            for n in (0..PLACES).map(|n| (n * 17 + round) % PLACES) {
-                let held = client.read(place(n), BLOCK as u32)?;
-                ensure!(held == [2; BLOCK], "place {n} of leg {leg} is {}", held[0]);
-            }
-        }
-        drop(client);
-        wait_event(&hearth, "leg-changed", "that were written last")?;
-        let said = hearth.ok(&["disk", "show", "d", "--json"])? + &hearth.log();
-        ensure!(!said.contains("its cache is dropped"), "{said}");
-        wait_states(&hearth, &["current", "current"])?;
-        hearth.stop()?;
+        older_copy_leaves(&mut hearth, leg)?;
         ensure!(std::fs::read(&legs[0])? == std::fs::read(&legs[1])?);
     }
     Ok(())
@@ -126,6 +140,38 @@ fn disk_whose_legs_are_all_older_is_refused() -> Result<()> {
     for leg in &legs {
         ensure!(std::fs::read(leg)? == image);
     }
+    Ok(())
+}
+
+/// A leg is an older copy, and of the other one nothing can be read that was written last: the disk waits for that one.
+#[test]
+fn older_copy_is_not_served_beside_unreadable_leg() -> Result<()> {
+    let (mut hearth, a, b) = two_legs()?;
+    let fail = hearth.dir().join("fail");
+    let server = failing(&hearth, &b, "error-pread", &fail)?;
+    let legs = [path(&a), &server.uri("")];
+    add(
+        &hearth,
+        &legs,
+        &["--mode", "off", "--sole-user", "--origin-timeout", "5"],
+    )?;
+    let image = write_twice(&mut hearth, &a)?;
+    roll_back(&a, &image)?;
+    std::fs::write(&fail, "")?;
+    hearth.start()?;
+    let shown = wait::until("the legs were looked at", LIMIT, || {
+        let shown = hearth.ok(&["disk", "show", "d", "--json"]).ok()?;
+        let is_judged = shown.contains("\"attached\"") || shown.contains("that were written last");
+        is_judged.then_some(shown)
+    })?;
+    ensure!(shown.contains("\"waiting\""), "{shown}");
+    ensure!(std::fs::read(&a)? == image, "it was written");
+    std::fs::remove_file(&fail)?;
+    attached(&hearth)?;
+    wait_event(&hearth, "leg-changed", "that were written last")?;
+    wait_states(&hearth, &["current", "current"])?;
+    hearth.stop()?;
+    ensure!(std::fs::read(&a)? == std::fs::read(&b)?);
     Ok(())
 }
 
