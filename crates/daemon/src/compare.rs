@@ -76,10 +76,16 @@ impl Compared {
         !self.stopped && self.unread == 0
     }
 
-    /// The origin could not return so much that the comparison proves nothing.
-    pub fn is_unreadable(&self) -> bool {
-        self.differs.is_none() && self.unread > 0 && self.equal < self.all.min(RECENT_MAX)
+    /// Blocks that the origin could not return keep the sample below what is enough.
+    pub fn is_short(&self) -> bool {
+        let few = self.equal < self.all.min(RECENT_MAX) || !is_enough(self.equal, self.all);
+        self.differs.is_none() && self.unread > 0 && few
     }
+}
+
+/// True if a sample of `compared` blocks among `all` is large enough.
+fn is_enough(compared: usize, all: usize) -> bool {
+    compared as f64 >= ENOUGH * all as f64
 }
 
 type Sample = Vec<(u64, u32)>;
@@ -136,17 +142,14 @@ impl Subject<'_> {
     /// the same one with corrupt blocks. Another program that writes a file or restores it changes more.
     pub fn corrupt(self, end: Instant) -> Option<Vec<(u64, u32)>> {
         let (all, _) = self.engine.clean_spread(self.id, SPREAD_MAX, 0);
-        let size = self.device.size();
-        let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
-        let (mut equal, mut corrupt) = (0, Vec::new());
-        for run in runs(&all).take_while(|_| Instant::now() < end) {
-            let read = compare_run(self.device, size, run, buffer.bytes_mut());
-            let differing = read.unwrap_or_default();
-            equal += run.len() - differing.len();
-            corrupt.extend(differing);
-        }
-        let is_same = equal >= FEWEST && corrupt.len() <= equal / CORRUPT_SHARE;
-        is_same.then_some(corrupt)
+        corrupt(self.device, &all, end)
+    }
+
+    /// The origin answers no read just now.
+    pub fn is_silent(self) -> bool {
+        let len = BLOCK.min(self.device.size()) as usize;
+        let mut first = vec![0; len];
+        self.device.read_at(0, &mut first).is_err()
     }
 
     fn sample(self, recent_max: usize, go_on: &mut dyn FnMut(Compared, usize) -> bool) -> Compared {
@@ -192,7 +195,7 @@ impl Subject<'_> {
             .collect();
         shuffle(&mut stretches, &mut prng);
         for sweep in stretches.chunks_mut(SWEEP) {
-            if found.equal as f64 >= ENOUGH * all as f64 {
+            if is_enough(found.equal, all) {
                 break;
             }
             sweep.sort_unstable();
@@ -229,6 +232,22 @@ impl Subject<'_> {
         };
         compare(self.device, blocks, &is_still, go_on)
     }
+}
+
+/// See [`Subject::corrupt`].
+fn corrupt(device: &Device, all: &[(u64, u32)], end: Instant) -> Option<Vec<(u64, u32)>> {
+    let size = device.size();
+    let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
+    let (mut equal, mut corrupt) = (0, Vec::new());
+    for run in runs(all).take_while(|_| Instant::now() < end) {
+        // What cannot be read proves nothing.
+        let read = compare_run(device, size, run, buffer.bytes_mut());
+        let Some(differing) = read else { continue };
+        equal += run.len() - differing.len();
+        corrupt.extend(differing);
+    }
+    let is_same = equal >= FEWEST && corrupt.len() <= equal / CORRUPT_SHARE;
+    is_same.then_some(corrupt)
 }
 
 fn compare(
@@ -402,6 +421,29 @@ mod tests {
         // A difference behind what cannot be read is found.
         let hidden = [(1 << 20, 0), (0, good[0].1), bad[3]];
         assert_eq!(look(&hidden[..], true).differs, Some(3 * 4096));
+    }
+
+    #[test]
+    fn unread_blocks_do_not_make_files_alike() {
+        let (_dir, device) = device(&vec![1; 200 * BLOCK as usize]);
+        let sum = crc32c(&[1; BLOCK as usize]);
+        let end = Instant::now() + Duration::from_secs(600);
+        let good: Vec<(u64, u32)> = (0..200).map(|block| (block, sum)).collect();
+        let mut one_bad = good.clone();
+        one_bad[7].1 ^= 1;
+        assert_eq!(corrupt(&device, &one_bad, end), Some(vec![one_bad[7]]));
+        // Behind its end nothing can be read.
+        let few = (0..8).chain(1 << 20..(1 << 20) + 200);
+        let few: Vec<(u64, u32)> = few.map(|block| (block, sum)).collect();
+        assert_eq!(corrupt(&device, &few, end), None);
+        let short = |equal, unread| Compared {
+            equal,
+            unread,
+            all: 1000,
+            ..Compared::default()
+        };
+        assert!(short(600, 1).is_short() && short(10, 990).is_short());
+        assert!(!short(610, 390).is_short() && !short(300, 0).is_short());
     }
 
     #[test]

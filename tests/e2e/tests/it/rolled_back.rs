@@ -1,5 +1,8 @@
 //! Origins that changed while Hearth was stopped and have no times that would show it.
 
+mod attacked;
+mod devices;
+
 use anyhow::{Context, Result, ensure};
 use hearth_rig::daemon::{path, write_random};
 use hearth_rig::servers::Server;
@@ -272,6 +275,44 @@ fn refused_disk_stays_refused_over_upgrade() -> Result<()> {
     Ok(())
 }
 
+/// Copies files and directories with all that belongs to them.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .args([from, to])
+        .status()?;
+    ensure!(copied.success());
+    Ok(())
+}
+
+/// Writes blocks all over the hot ones, to the origin as well.
+fn write_hot(hearth: &Hearth, byte: u8, blocks: u64) -> Result<()> {
+    let mut client = hearth.connect("d")?;
+    for n in 0..blocks {
+        client.write(HOT.start + n * 16 * 4096, &[byte; 4096])?;
+    }
+    client.flush()?;
+    drop(client);
+    hearth.ok(&["disk", "flush", "d"])?;
+    Ok(())
+}
+
+/// What is read equals the origin, at once and when the cached blocks were compared, which are dropped.
+fn nothing_stale_is_served(hearth: &Hearth, file: &Path) -> Result<()> {
+    ensure!(
+        read_hot(hearth)? == hot_of(file)?,
+        "a stale block was served"
+    );
+    let info = until_checked(hearth)?;
+    let notices = info["notices"].to_string();
+    ensure!(notices.contains("origin changed"), "{info}");
+    ensure!(
+        read_hot(hearth)? == hot_of(file)?,
+        "a stale block was served"
+    );
+    Ok(())
+}
+
 /// Flash and state directory of an earlier moment, put back while the origin is newer.
 #[test]
 fn restored_flash_serves_no_older_blocks() -> Result<()> {
@@ -279,52 +320,68 @@ fn restored_flash_serves_no_older_blocks() -> Result<()> {
     let file = hearth.origin("o.img", SIZE)?;
     hearth.add("d", path(&file), &["--seq-cutoff", "0"])?;
     warm_up(&hearth)?;
-    let mut client = hearth.connect("d")?;
-    client.write(HOT.start, &[1; 4096])?;
-    client.flush()?;
-    drop(client);
-    hearth.ok(&["disk", "flush", "d"])?;
+    write_hot(&hearth, 1, 1)?;
     hearth.kill9()?;
     let state = hearth.dir().join("state");
     let kept = hearth.dir().join("kept");
-    let copy = |from: &Path, to: &Path| -> Result<()> {
-        let copied = std::process::Command::new("cp")
-            .arg("-a")
-            .args([from, to])
-            .status()?;
-        ensure!(copied.success());
-        Ok(())
-    };
     copy(&state, &kept)?;
     let kept_flash = hearth.dir().join("kept-flash");
     copy(hearth.flash(), &kept_flash)?;
     hearth.start()?;
-    let mut client = hearth.connect("d")?;
-    for n in 0..208 {
-        client.write(HOT.start + n * 16 * 4096, &[2; 4096])?;
-    }
-    client.flush()?;
-    drop(client);
-    hearth.ok(&["disk", "flush", "d"])?;
+    write_hot(&hearth, 2, 208)?;
     hearth.kill9()?;
     std::fs::remove_dir_all(&state)?;
     copy(&kept, &state)?;
     copy(&kept_flash, hearth.flash())?;
     hearth.start()?;
-    ensure!(
-        read_hot(&hearth)? == hot_of(&file)?,
-        "a stale block was served"
-    );
-    let info = until_checked(&hearth)?;
-    ensure!(
-        info["notices"].to_string().contains("origin changed"),
-        "{info}"
-    );
-    ensure!(
-        read_hot(&hearth)? == hot_of(&file)?,
-        "a stale block was served"
-    );
+    nothing_stale_is_served(&hearth, &file)
+}
+
+/// A disk "d" is there. Its flash is put back to an earlier moment and its state directory is gone, after crashes and
+/// after stops in order.
+fn older_flash_without_state(mut hearth: Hearth, file: &Path) -> Result<()> {
+    let kept = hearth.dir().join("kept-flash");
+    for (round, in_order) in [(0, false), (2, true)] {
+        let end = |hearth: &mut Hearth| match in_order {
+            true => hearth.stop().map(drop),
+            false => hearth.kill9(),
+        };
+        warm_up(&hearth)?;
+        write_hot(&hearth, 10 + round, 1)?;
+        end(&mut hearth)?;
+        copy(hearth.flash(), &kept)?;
+        hearth.start()?;
+        write_hot(&hearth, 11 + round, 208)?;
+        end(&mut hearth)?;
+        std::fs::remove_dir_all(hearth.dir().join("state"))?;
+        copy(&kept, hearth.flash())?;
+        hearth.start()?;
+        hearth.ok(&["pool", "import", "--accept"])?;
+        wait::until("the disk is served", LIMIT, || {
+            let state = show(&hearth, "d").ok()?["state"].clone();
+            (state == "attached").then_some(())
+        })?;
+        nothing_stale_is_served(&hearth, file)?;
+    }
     Ok(())
+}
+
+#[test]
+fn older_flash_without_state_over_file() -> Result<()> {
+    let hearth = Hearth::serving("256M")?;
+    let file = hearth.origin("o.img", SIZE)?;
+    hearth.add("d", path(&file), &["--seq-cutoff", "0"])?;
+    older_flash_without_state(hearth, &file)
+}
+
+#[test]
+fn older_flash_without_state_over_nbd() -> Result<()> {
+    let Setup {
+        hearth,
+        server: _server,
+        file,
+    } = setup(&[])?;
+    older_flash_without_state(hearth, &file)
 }
 
 /// What `--on-start` says holds from the next start on.

@@ -47,6 +47,8 @@ pub(super) struct Looks {
     pub(super) clean_fits: bool,
     /// What identifies its block device; empty if nothing does.
     pub(super) device: String,
+    /// It differs in nothing but that it could not be read.
+    pub(super) is_unread: bool,
     /// Nothing shows whether it changed: clean copies count when a sample of them was compared with it, for at most
     /// this long.
     pub(super) doubt: Option<Duration>,
@@ -117,6 +119,15 @@ impl Daemon {
         } else {
             Looks::default()
         };
+        if looks.is_unread && trust.is_none() {
+            return Err(Error::unavailable(
+                format!(
+                    "the origin {} cannot be read, and writes of the guest wait on flash",
+                    record.origin
+                ),
+                "see why its device or server returns errors; the disk attaches by itself when it can be read",
+            ));
+        }
         if record.rules == 0 {
             looks.old = origin::plain_notice(&spec);
         }
@@ -426,6 +437,7 @@ impl Daemon {
                 since.unwrap_or_default()
             ));
         } else if owed > 0 && found.equal == 0 && !is_file && !is_known && record.mirror.is_none() {
+            looks.is_unread = found.unread > 0;
             looks.differs = Some(
                 "nothing shows that it is the same disk: it has no serial number or other identity of its own, and none of its cached blocks could be compared".to_owned(),
             );

@@ -30,9 +30,9 @@ use crate::workers::{Class, Spot};
 const DRIVE_TIME: Duration = Duration::from_secs(45);
 /// Wait before an origin is compared again that could not be read.
 const RETRY_TIME: Duration = Duration::from_secs(1);
-/// How often an origin is compared of which some blocks cannot be read, before the others have to do: bad sectors must not
-/// keep a cache void without limit.
-const TRIES_MAX: u32 = 10;
+/// How often a comparison is repeated that lacks blocks which the origin cannot return, before the others have to do: bad
+/// sectors must not keep a cache void without limit. While the origin returns nothing, it does not count.
+const TRIES_MAX: u32 = 3;
 /// Shortest share of a disk.
 const SHARE_MIN: Duration = Duration::from_secs(1);
 
@@ -89,11 +89,10 @@ impl Daemon {
         let daemon = self.clone();
         self.aside(&drive.clone(), Class::Background, move || {
             while let Some((mut job, end)) = daemon.next_check(&drive) {
-                if daemon.check(&job, end) {
+                if daemon.check(&mut job, end) {
                     continue;
                 }
                 // It cannot be read. The others go first, and then it is tried again.
-                job.tries += 1;
                 if let Some((waiting, _)) = lock(&daemon.checks.0).get_mut(&drive) {
                     waiting.push_back(job);
                 }
@@ -139,10 +138,15 @@ impl Daemon {
         Some((job, now + time))
     }
 
-    /// Compares a disk; false if nothing of its origin could be read.
-    fn check(self: &Arc<Daemon>, job: &Job, end: Instant) -> bool {
-        let Job { id, check, .. } = job;
-        let Some(device) = &job.device.upgrade() else {
+    /// Compares a disk; false if too little of its origin could be read.
+    fn check(self: &Arc<Daemon>, job: &mut Job, end: Instant) -> bool {
+        let Job {
+            id,
+            device,
+            check,
+            tries,
+        } = job;
+        let Some(device) = &device.upgrade() else {
             return true;
         };
         let name = self.name_of(*id);
@@ -161,8 +165,13 @@ impl Daemon {
                 return true;
             }
             let has_nothing = found.equal == 0 && found.differs.is_none();
-            let is_unread = found.is_unreadable() && job.tries < TRIES_MAX;
-            if has_nothing && !found.is_complete() || is_unread {
+            let is_short = found.is_short() && {
+                let is_silent = subject.is_silent();
+                *tries += u32::from(!is_silent);
+                is_silent || *tries < TRIES_MAX
+            };
+            if has_nothing && !found.is_complete() || is_short {
+                tracing::warn!(disk = %name, unread = found.unread, "the comparison with the origin is repeated: cached blocks could not be read there");
                 return false;
             }
             tracing::info!(disk = %name, blocks = found.equal, "cached blocks were compared with the origin");
