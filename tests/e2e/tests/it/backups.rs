@@ -1,5 +1,7 @@
 //! Backups that read a disk's origin beside the daemon.
 
+mod devices;
+
 use anyhow::{Context, Result, ensure};
 use hearth_rig::Hearth;
 use hearth_rig::daemon::path;
@@ -13,11 +15,16 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-/// A disk whose dirty blocks stay on flash, and its origin.
-fn served(more: &[&str]) -> Result<(Hearth, PathBuf)> {
+fn serving_slowly() -> Result<Hearth> {
     let mut hearth = Hearth::with_pool("160M")?;
     hearth.serve_args = ["--destage-rate", "4K"].map(str::to_owned).to_vec();
     hearth.start()?;
+    Ok(hearth)
+}
+
+/// A disk whose dirty blocks stay on flash, and its origin.
+fn served(more: &[&str]) -> Result<(Hearth, PathBuf)> {
+    let hearth = serving_slowly()?;
     let origin = hearth.origin("o.raw", 16 * MIB)?;
     hearth.add("d", path(&origin), more)?;
     Ok((hearth, origin))
@@ -57,29 +64,33 @@ fn show(hearth: &Hearth) -> Result<Value> {
 #[test]
 fn dirty_origin_opened_is_reported_once() -> Result<()> {
     let (hearth, origin) = served(&[])?;
+    open_is_reported_once(&hearth, &origin)
+}
+
+fn open_is_reported_once(hearth: &Hearth, origin: &Path) -> Result<()> {
     if hearth.log().contains("cannot be seen here") {
         println!("SKIPPED backups: this kernel or file system does not report opens");
         return Ok(());
     }
     // Nothing is dirty: what a copy has is true.
-    copy(&origin)?;
-    ensure!(opened(&hearth)?.is_empty());
-    write(&hearth, 0, 9)?;
+    copy(origin)?;
+    ensure!(opened(hearth)?.is_empty());
+    write(hearth, 0, 9)?;
     let found = until("the open is reported", LIMIT, || {
-        copy(&origin).ok()?;
-        opened(&hearth).ok()?.into_iter().next()
+        copy(origin).ok()?;
+        opened(hearth).ok()?.into_iter().next()
     })?;
     ensure!(found["disk"] == "d", "{found}");
     let details = &found["details"];
-    ensure!(details["file"] == path(&origin), "{found}");
+    ensure!(details["file"] == path(origin), "{found}");
     ensure!(details["datastore"].is_null(), "{found}");
     ensure!(details["dirty_bytes"].as_u64() > Some(0), "{found}");
     ensure!(details["hold"] == "hearth disk flush d --hold", "{found}");
     for _ in 0..5 {
-        copy(&origin)?;
+        copy(origin)?;
     }
     hearth.ok(&["disk", "show", "d"])?;
-    ensure!(opened(&hearth)?.len() == 1);
+    ensure!(opened(hearth)?.len() == 1);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use hearth_nfs::v3::{Args, SetAttributes, Status};
 use hearth_rig::Hearth;
 use hearth_rig::clients::{have, run_ok};
 use hearth_rig::daemon::path;
+use hearth_rig::servers::Server;
 use std::path::Path;
 use std::process::Command;
 
@@ -148,6 +149,43 @@ fn protected_device_waits_after_restart() -> Result<()> {
         "it is served again",
         std::time::Duration::from_secs(60),
         || hearth.connect("d").ok()?.write(0, &[1; 4096]).ok(),
+    )
+}
+
+/// The same of an export that its server offers read-only, which is refused for a new disk.
+#[test]
+fn protected_export_waits_after_restart() -> Result<()> {
+    let mut hearth = Hearth::serving("160M")?;
+    let file = hearth.dir().join("o.img");
+    std::fs::write(&file, vec![7; 4 * MIB as usize])?;
+    let socket = hearth.dir().join("o.sock");
+    let serve = |more: &[&str]| {
+        let lasting = ["--socket={socket}", "--persistent", "-f", "raw", "-x", "x"];
+        let args = [&lasting[..], more, &[path(&file)]].concat();
+        Server::start("qemu-nbd", &args, socket.clone())
+    };
+    let protected = serve(&["--read-only"])?;
+    let origin = protected.uri("x");
+    refused(&hearth, &["--origin", &origin, "--sole-user"])?;
+    drop(protected);
+    let writable = serve(&[])?;
+    hearth.add("d", &origin, &["--sole-user"])?;
+    hearth.connect("d")?.write(0, &[1; 4096])?;
+    hearth.ok(&["disk", "flush", "d"])?;
+    hearth.stop()?;
+    drop(writable);
+    let protected = serve(&["--read-only"])?;
+    hearth.start()?;
+    let shown = hearth.ok(&["disk", "show", "d"])?;
+    ensure!(shown.contains("read-only"), "{shown}");
+    let connected = hearth.connect("d");
+    ensure!(connected.is_err() || connected?.write(0, &[2; 4096]).is_err());
+    drop(protected);
+    let _writable = serve(&[])?;
+    hearth_rig::wait::until(
+        "it is served again",
+        std::time::Duration::from_secs(60),
+        || hearth.connect("d").ok()?.write(0, &[2; 4096]).ok(),
     )
 }
 
