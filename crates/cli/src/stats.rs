@@ -187,7 +187,7 @@ fn spans(spans: &[DiskSpan], screen: Option<Screen>) -> String {
         percent(s.ratios.read_hit_ratio_bytes)
     });
     row("  from flash", &|s| human(s.counters.read_hit_bytes));
-    row("    of that RAM stage", &|s| {
+    row("    of that from RAM", &|s| {
         human(s.counters.stage_hit_bytes)
     });
     row("  from origin", &|s| human(s.counters.read_miss_bytes));

@@ -375,7 +375,8 @@ impl Core {
         }
     }
 
-    /// Every copy of an origin that is on its way to flash has its ticket, and every ticket such a copy.
+    /// Every copy of an origin that is on its way to flash has its ticket, and every ticket such a copy; no block is on its way
+    /// twice.
     fn check_tickets(&self) -> Checked {
         let mut copies: BTreeMap<(DiskId, u64), u64> = BTreeMap::new();
         let mut copy = |disk: DiskId, ticket: u64| *copies.entry((disk, ticket)).or_default() += 1;
@@ -396,7 +397,15 @@ impl Core {
             }
         }
         for d in self.disks.iter().flatten() {
-            for t in &d.tickets {
+            for (at, t) in d.tickets.iter().enumerate() {
+                let first = |block: &u64| d.queued_run(*block, block + 1).map(|(first, ..)| first);
+                let twice = |block: &u64| !t.voids(*block) && first(block) != Some(at);
+                if let Some(block) = (t.start..t.end).find(|b| !t.is_reading() && twice(b)) {
+                    let id = d.cfg.id;
+                    return Err(format!(
+                        "block {block} of disk {id} is on its way to flash twice"
+                    ));
+                }
                 let counted = copies.remove(&(d.cfg.id, t.id)).unwrap_or(0);
                 same(
                     format!(

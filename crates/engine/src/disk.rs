@@ -12,7 +12,7 @@ use crate::origin::Origin;
 use crate::origin::order::Order;
 use crate::origin::trouble::Trouble;
 use crate::stats::{DiskCounters, Latency};
-use hearth_io::BLOCK;
+use hearth_io::{BLOCK, BufSlice};
 use hearth_policy::Sequential;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,11 +27,27 @@ pub(crate) struct Ticket {
     /// What was written meanwhile. What still reads the origin is then given up as a whole; of
     /// what waits to be appended, which may be long, the rest stays good.
     pub cancelled: SmallVec<[(u64, u64); 1]>,
-    /// It still reads the origin (false: only its append to flash is pending).
-    pub reading: bool,
+    /// The copy, in the memory that is written to flash; `None` while the origin is still read. Until it is in the
+    /// index it answers reads.
+    pub copy: Option<BufSlice>,
+    /// Blocks of the copy that clients have read.
+    pub used: RunSet,
 }
 
 impl Ticket {
+    pub fn is_reading(&self) -> bool {
+        self.copy.is_none()
+    }
+
+    /// The first blocks in a row, within `start..end`, of which it has a valid copy.
+    fn valid_run(&self, start: u64, end: u64) -> Option<(u64, u64)> {
+        self.copy.as_ref()?;
+        let (start, end) = (start.max(self.start), end.min(self.end));
+        let from = (start..end).find(|block| !self.voids(*block))?;
+        let to = (from..end).find(|block| self.voids(*block));
+        Some((from, to.unwrap_or(end)))
+    }
+
     pub fn is_cancelled(&self) -> bool {
         !self.cancelled.is_empty()
     }
@@ -320,7 +336,7 @@ impl Disk {
         let way = &self.origin.destage;
         !way.let_by
             && now.saturating_sub(way.begun_ns) < LET_BY_MAX_NS
-            && self.tickets.iter().any(|t| t.reading)
+            && self.tickets.iter().any(Ticket::is_reading)
     }
 
     /// Cancels the fills of a range; true if one of them may already be in the log.
@@ -339,17 +355,23 @@ impl Disk {
             if !t.cancelled.iter().any(|&(s, e)| s <= from && to <= e) {
                 t.cancelled.push((from, to));
             }
-            appended |= !t.reading;
+            appended |= !t.is_reading();
         }
         appended
     }
 
-    /// True if a clean copy of this block is in the append queue and no write has made it void since.
+    /// The first blocks in a row, within `start..end`, of which a valid copy is on its way to flash: where its ticket
+    /// is in the list, the first block and the end.
+    pub fn queued_run(&self, start: u64, end: u64) -> Option<(usize, u64, u64)> {
+        let tickets = self.tickets.iter().enumerate();
+        let runs = tickets.filter_map(|(at, t)| t.valid_run(start, end).map(|run| (at, run)));
+        let first = runs.min_by_key(|(_, (from, _))| *from);
+        first.map(|(at, (from, to))| (at, from, to))
+    }
+
+    /// True if a clean copy of this block is on its way to flash and no write has made it void since.
     pub fn copy_queued(&self, block: u64) -> bool {
-        let covers = |t: &Ticket| t.start <= block && block < t.end;
-        self.tickets
-            .iter()
-            .any(|t| !t.reading && covers(t) && !t.voids(block))
+        self.queued_run(block, block + 1).is_some()
     }
 
     pub fn ticket(&mut self, id: u64) -> Option<&mut Ticket> {

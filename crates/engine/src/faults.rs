@@ -95,6 +95,12 @@ pub enum Fault {
     HideUnreadable,
     /// Wait for a free segment when the log has no room for the record that would free one.
     StarveForever,
+    /// Answer a read from a copy on its way to flash that a write has replaced.
+    ServeVoidedCopy,
+    /// Answer reads from copies that were on their way to flash when it was given up.
+    KeepGivenUpCopies,
+    /// Append a copy of a block that is on flash or on its way there.
+    AppendTwice,
     /// Let a disk grow before the copies of its padded last block are void on flash.
     GrowEarly,
     /// Do not log that a cancelled fill is void.
@@ -296,7 +302,9 @@ pub enum Fault {
 
 impl Fault {
     /// Those that random worlds catch.
-    pub const BY_WORLDS: [Fault; 97] = [
+    pub const BY_WORLDS: [Fault; 99] = [
+        Fault::ServeVoidedCopy,
+        Fault::KeepGivenUpCopies,
         Fault::ServeUnverified,
         Fault::AttachVerifies,
         Fault::DropUnrecorded,
@@ -440,7 +448,8 @@ impl Fault {
     ];
 
     /// Those that only counting again catches: nothing a guest sees depends on them, or not for long.
-    pub const BY_COUNTS: [Fault; 3] = [
+    pub const BY_COUNTS: [Fault; 4] = [
+        Fault::AppendTwice,
         Fault::DirtyStaysCounted,
         Fault::CachedStaysCounted,
         Fault::GivenUpStaysPinned,

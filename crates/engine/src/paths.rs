@@ -71,6 +71,7 @@ paths! {
     DestagedBehindWrite: "a destaged block does not become clean because a newer write is on its way",
     StuckLetGo: "a destaged block of a starved log is dropped although a newer write is on its way",
     FillVoided: "a fill that a write overtook is voided once it is on flash",
+    QueuedRead: "a read is answered from a copy on its way to flash",
     ItemSplit: "an item is cut in two between batches",
     ZerosWait: "a request waits because there are too many runs of zeros",
     ZerosLoggedAgain: "runs of zeros are logged again before their segment goes",

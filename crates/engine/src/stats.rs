@@ -19,9 +19,9 @@ pub struct DiskCounters {
     pub read_partial_hits: u64,
     /// Reads with nothing on flash, or passed by it on purpose.
     pub read_misses: u64,
-    /// Bytes read from flash, or the RAM stage, for clients.
+    /// Bytes read from flash or RAM for clients.
     pub read_hit_bytes: u64,
-    /// Of these, bytes from the RAM stage.
+    /// Of these, bytes from RAM: the RAM stage, and copies on their way to flash.
     pub stage_hit_bytes: u64,
     /// Bytes read from the origin for clients, without what larger cache blocks read around them.
     pub read_miss_bytes: u64,

@@ -177,6 +177,7 @@ fn profile(fault: Fault) -> &'static str {
         | Fault::WritePastUndurablyClean
         | Fault::OffReturnsInHead => "change",
         Fault::KeepUseless => "erased",
+        Fault::KeepGivenUpCopies => "flash-death",
         Fault::EvictKept => "flash-only-pressed",
         Fault::DropUnlikeDirty => "mirrors",
         Fault::KeepScratch => "flash-only",

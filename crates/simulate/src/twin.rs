@@ -81,7 +81,12 @@ enum Then {
     /// The read ahead with this number comes in.
     Ahead(u64),
     /// A write past the cache is through; copies of what it covers were on their way to flash.
-    Written { key: u64, count: u64, queued: bool },
+    Written {
+        key: u64,
+        count: u64,
+        queued: bool,
+        used: bool,
+    },
     /// The fills that were sent first are on flash.
     Appended,
 }
@@ -116,6 +121,9 @@ struct Fill {
     key: u64,
     freq: u8,
     why: Why,
+    /// Read since it came.
+    used: bool,
+    /// Overwritten since.
     void: bool,
 }
 
@@ -167,7 +175,7 @@ pub struct Twin {
     reading: Vec<(u64, u64, u64, bool)>,
     /// Ranges being written past the cache, and until when.
     writing: Vec<(u64, u64, u64)>,
-    /// Fills that gather to be appended; they are nowhere else meanwhile, and nowhere if overwritten.
+    /// Fills that gather to be appended; they answer reads until they are overwritten.
     queue: Vec<Fill>,
     queued_ns: u64,
     /// The same on the way to flash.
@@ -310,7 +318,12 @@ impl Twin {
                         (key..key + count).for_each(|k| self.fill(k, 0, Why::Filled));
                     }
                 }
-                Then::Written { key, count, queued } => self.written(key, count, queued),
+                Then::Written {
+                    key,
+                    count,
+                    queued,
+                    used,
+                } => self.written(key, count, queued, used),
                 Then::Appended => self.appended(),
             }
             self.pump_ahead();
@@ -364,6 +377,13 @@ impl Twin {
                 at += 1;
                 continue;
             }
+            if let Some(fill) = self.queued(at) {
+                fill.used = true;
+                self.policy.used(at, false, Use::Hit);
+                self.out.read_hits += 1;
+                at += 1;
+                continue;
+            }
             waited = true;
             let mut to = at + 1;
             if let Some((_, read)) = self
@@ -394,7 +414,7 @@ impl Twin {
                 .min()
                 .unwrap_or(u64::MAX);
             let most = end.min(next).min(at + RUN_MAX);
-            while to < most && !self.present(to) {
+            while to < most && !self.present(to) && self.queued(to).is_none() {
                 to += 1;
             }
             (at..to).for_each(|k| self.policy.used(k, false, Use::Miss));
@@ -418,6 +438,12 @@ impl Twin {
         self.index.contains_key(&key) || self.stage.contains_key(&key)
     }
 
+    /// The valid copy of a block that is on its way to flash.
+    fn queued(&mut self, key: u64) -> Option<&mut Fill> {
+        let mut fills = self.sent.iter_mut().flatten().chain(&mut self.queue);
+        fills.find(|fill| fill.key == key && !fill.void)
+    }
+
     fn run_max(&self) -> u64 {
         (self.room / RUN_SHARE) as u64
     }
@@ -429,10 +455,10 @@ impl Twin {
         if admit && self.setup.unit > 1 {
             let unit = self.setup.unit;
             let (floor, ceil) = (from / unit * unit, to.next_multiple_of(unit));
-            while from > floor && !self.present(from - 1) {
+            while from > floor && !self.present(from - 1) && self.queued(from - 1).is_none() {
                 from -= 1;
             }
-            while to < ceil && !self.present(to) {
+            while to < ceil && !self.present(to) && self.queued(to).is_none() {
                 to += 1;
             }
         }
@@ -460,6 +486,16 @@ impl Twin {
 
     fn write(&mut self, key: u64, count: u64) -> u64 {
         let end = key + count;
+        let mut used = false;
+        for key in key..end {
+            let staged = self.stage.get(&key).filter(|s| s.stay.unused.is_none());
+            used |= staged.is_some_and(|s| s.stay.freq > 0);
+            let hit =
+                staged.is_some() || self.index.contains_key(&key) || self.queued(key).is_some();
+            self.out.write_hits += u64::from(hit);
+            let how = if hit { Use::Hit } else { Use::Miss };
+            self.policy.used(key, true, how);
+        }
         self.forget_staged(key, end);
         for (_, read) in &mut self.coming {
             read.cancelled |= read.key < end && key < read.key + read.count;
@@ -475,13 +511,9 @@ impl Twin {
         }
         self.out.writes += count;
         for key in key..end {
-            let hit = self.index.contains_key(&key);
-            self.out.write_hits += u64::from(hit);
-            if hit {
+            if self.index.contains_key(&key) {
                 self.cleaner.rewrite(1);
             }
-            let how = if hit { Use::Hit } else { Use::Miss };
-            self.policy.used(key, true, how);
         }
         if self.setup.mode != WriteMode::Back {
             // Two writes of the same place go one after the other.
@@ -489,7 +521,13 @@ impl Twin {
             let behind = meets.map(|w| w.2).max().unwrap_or(0);
             let done = self.write_disk(key, count).max(behind);
             self.writing.push((key, end, done));
-            self.later(done, Then::Written { key, count, queued });
+            let then = Then::Written {
+                key,
+                count,
+                queued,
+                used,
+            };
+            self.later(done, then);
             return done;
         }
         self.send_queued();
@@ -513,7 +551,7 @@ impl Twin {
     }
 
     /// A write past the cache is on the origin: the copy is renewed, or void.
-    fn written(&mut self, key: u64, count: u64, queued: bool) {
+    fn written(&mut self, key: u64, count: u64, queued: bool, used: bool) {
         let end = key + count;
         let now = self.now;
         self.writing.retain(|w| w.2 > now);
@@ -528,16 +566,17 @@ impl Twin {
         let why = Why::Written { hot };
         // What was on its way to flash was read.
         cached |= queued;
+        let freq = u8::from(cached || used);
         if self.setup.mode == WriteMode::Through {
             if !self.filling() && count <= self.run_max() {
                 let stay = Stay {
-                    freq: u8::from(cached),
+                    freq,
                     written: true,
                     ..FRESH
                 };
                 (key..end).for_each(|k| self.put_in_stage(k, stay, why));
             } else if (cached || self.deserves(key, true)) && self.own_room(key, count) {
-                (key..end).for_each(|k| self.fill(k, u8::from(cached), why));
+                (key..end).for_each(|k| self.fill(k, freq, why));
                 return;
             }
         }

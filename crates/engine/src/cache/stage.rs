@@ -8,7 +8,7 @@
 //! the blocks it covers out as it takes its range (`lock_or_wait` in `request/write.rs`), before the origin or
 //! the index can change; a read of the origin that a write overtook lost its ticket and never
 //! comes in; detaching, forgetting and turning a cache off empty it. What is dirty on flash was
-//! written, so it is not here. Nothing here is promised to anybody: a crash may take it.
+//! written, so it is not here, and what is clean there, or on its way there, does not come in. Nothing here is promised to anybody: a crash may take it.
 //!
 //! How large it is follows what it earns ([`Policy::stage`]): [`aim`](Stage::aim) says so, and the stage gets there as
 //! blocks come in. The bound is exact: a queue of places, whose memory is taken and given back in chunks. Blocks
@@ -299,10 +299,10 @@ impl Stage {
         }
     }
 
-    /// The checksum of a block that is here, and whether it was written to the origin.
-    pub fn crc(&self, key: u64) -> Option<(u32, bool)> {
+    /// The checksum of a block that is here, and what is known of it.
+    pub fn get(&self, key: u64) -> Option<(u32, Stay)> {
         let held = &self.places[self.table[self.find(key)?] as usize];
-        Some((held.crc, held.stay.written))
+        Some((held.crc, held.stay))
     }
 
     /// Keeps a copy of a block, with its checksum, in the oldest place, which [`take_oldest`](Self::take_oldest) has
@@ -432,7 +432,11 @@ mod tests {
         s.put(policy_key(1, 11), block(2).bytes(), 12, STAY);
         assert_eq!(s.read(policy_key(1, 10), &mut out), Some(Use::Hit));
         assert_eq!(
-            (out.bytes()[7], s.crc(policy_key(1, 10))),
+            (
+                out.bytes()[7],
+                s.get(policy_key(1, 10))
+                    .map(|(crc, stay)| (crc, stay.written))
+            ),
             (1, Some((11, false)))
         );
         s.forget(1, 10, 11);

@@ -103,7 +103,7 @@ impl Core {
         let Some(d) = self.disk(disk) else {
             return true;
         };
-        let reading = d.tickets.iter().filter(|t| t.reading).count();
+        let reading = d.tickets.iter().filter(|t| t.is_reading()).count();
         let max = if reading > ours {
             BUSY_READS_MAX
         } else {
@@ -156,7 +156,7 @@ impl Core {
         }
         let count = to - from;
         let len = d.clip(from, count);
-        let ticket = self.take_ticket(disk, from, to, true);
+        let ticket = self.take_ticket(disk, from, to, None);
         if let Some(d) = self.disk_mut(disk) {
             d.counters.prefetched += count;
         }

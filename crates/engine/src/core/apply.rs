@@ -155,7 +155,10 @@ impl Core {
                         }
                         self.void_fill(item.disk, block - voided, voided);
                         voided = 0;
-                        self.map(copy(&item, i, false), u64::from(freq), now);
+                        // It was used again before it was there.
+                        let used = ticket.as_ref().is_some_and(|t| t.used.contains(block));
+                        let freq = u64::from(freq) + u64::from(used);
+                        self.map(copy(&item, i, false), freq, now);
                         if written {
                             self.cache.index.set_written(item.slot + i);
                         }

@@ -406,7 +406,7 @@ impl Core {
                 .busy
                 .iter()
                 .map(|(s, _, _)| *s)
-                .chain(d.tickets.iter().filter(|t| t.reading).map(|t| t.start))
+                .chain(d.tickets.iter().filter(|t| t.is_reading()).map(|t| t.start))
                 // As in `destage_obstacle`.
                 .chain(
                     (!self.flash.takes_writes())
@@ -511,7 +511,7 @@ impl Core {
         // that it returns one of them whole. This is a courtesy, and no test can miss it.
         d.tickets
             .iter()
-            .find(|t| t.reading && (t.start..t.end).contains(&block))
+            .find(|t| t.is_reading() && (t.start..t.end).contains(&block))
             .map(|t| t.end)
     }
 

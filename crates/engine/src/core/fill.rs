@@ -4,6 +4,7 @@ use crate::api::{DiskId, Mode};
 use crate::cache::index::Key;
 use crate::cache::stage::{BYTES, disk_and_block, one_block, policy_key};
 use crate::core::Core;
+use crate::ctx::Sums;
 use crate::faults::Fault;
 use crate::request::read::{CleanCopy, FILLS_MAX};
 use hearth_io::BufSlice;
@@ -36,9 +37,10 @@ impl Core {
     ) {
         let blocks = data.bytes().chunks_exact(BYTES);
         debug_assert_eq!(blocks.len(), crcs.len(), "a checksum for each block");
+        let queued = self.is_any_queued(disk, block, crcs.len() as u64);
         for ((i, bytes), crc) in (0..).zip(blocks).zip(crcs) {
             let key = policy_key(disk, block + i);
-            if self.cache.stage.contains(key) {
+            if self.cache.stage.contains(key) || self.is_filled(disk, block + i, queued) {
                 continue;
             }
             self.cache.stage.aim(self.cache.policy.stage());
@@ -90,26 +92,55 @@ impl Core {
             return;
         }
         // The checksum of what the origin said: the copy may lie in memory that a guest can write.
-        let Some((crc, written)) = self.cache.stage.crc(policy_key(disk, block)) else {
+        let Some((crc, stay)) = self.cache.stage.get(policy_key(disk, block)) else {
             return;
         };
         self.stage_forget(disk, block, block + 1);
         let copy = CleanCopy {
             data: one_block(data.bytes()),
             crcs: smallvec![crc],
-            written,
+            written: stay.written,
         };
         self.fill(disk, block, copy, 0);
     }
 
-    /// Puts a clean run, which nobody writes, in the append queue.
-    fn fill(&mut self, disk: DiskId, block: u64, copy: CleanCopy, freq: u8) {
-        let count = (copy.data.len() / BYTES) as u64;
-        let ticket = self.take_ticket(disk, block, block + count, false);
-        if let Some(d) = self.disk_mut(disk) {
-            d.counters.fills += count;
+    /// Puts a clean run, which nobody writes, in the append queue; but for blocks that are on flash or on their way there,
+    /// because another read of them ended first.
+    pub fn fill(&mut self, disk: DiskId, block: u64, copy: CleanCopy, freq: u8) {
+        let count = copy.crcs.len() as u64;
+        let queued = self.is_any_queued(disk, block, count);
+        let twice = self.opts.faults.has(Fault::AppendTwice);
+        let mut from = 0;
+        while from < count {
+            let filled = |i: &u64| !twice && self.is_filled(disk, block + i, queued);
+            let to = (from..count).find(filled).unwrap_or(count);
+            if from < to {
+                let part = CleanCopy {
+                    data: copy
+                        .data
+                        .sub(from as usize * BYTES, (to - from) as usize * BYTES),
+                    crcs: Sums::from_slice(&copy.crcs[from as usize..to as usize]),
+                    written: copy.written,
+                };
+                if let Some(d) = self.disk_mut(disk) {
+                    d.counters.fills += to - from;
+                }
+                self.append_clean(disk, block + from, part, freq);
+            }
+            from = to + 1;
         }
-        self.append_clean(disk, block, copy, ticket, freq);
+    }
+
+    /// Is a copy of any of these blocks on its way to flash?
+    pub fn is_any_queued(&self, disk: DiskId, block: u64, count: u64) -> bool {
+        let d = self.disk(disk);
+        d.is_some_and(|d| d.queued_run(block, block + count).is_some())
+    }
+
+    /// Is a block on flash, or, if any near it is `queued`, on its way there?
+    pub fn is_filled(&self, disk: DiskId, block: u64, queued: bool) -> bool {
+        self.cache.index.get(Key::new(disk, block)).is_some()
+            || queued && self.known(disk).copy_queued(block)
     }
 
     /// May a fill be appended at all: is there room, is the disk cached, is what the origin said
@@ -222,7 +253,7 @@ impl Core {
         };
         d.cancel_fills(first, end);
         for (block, crc) in (first..end).zip(right) {
-            let staged = self.cache.stage.crc(policy_key(disk, block));
+            let staged = self.cache.stage.get(policy_key(disk, block));
             if staged.is_some_and(|(its, _)| its != *crc) {
                 self.stage_forget(disk, block, block + 1);
             }

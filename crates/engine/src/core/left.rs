@@ -97,6 +97,7 @@ impl Core {
             match item.token.then {
                 _ if !item.ends => {}
                 Then::Request(id) => requests.push(id),
+                Then::Ticket { .. } if self.opts.faults.has(Fault::KeepGivenUpCopies) => {}
                 Then::Ticket { disk, ticket } => {
                     let d = self.known_mut(disk);
                     d.drop_ticket(ticket);

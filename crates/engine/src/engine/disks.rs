@@ -184,7 +184,7 @@ impl Engine {
         let data = |kind: Kind| kind.is_data() || kind == Kind::ZeroRun;
         let busy = !d.origin.destage.busy.is_empty()
             || !d.origin.destage.written.is_empty()
-            || d.tickets.iter().any(|t| !t.reading)
+            || d.tickets.iter().any(|t| !t.is_reading())
             || on_their_way.any(|item| item.disk == id && data(item.kind));
         if busy {
             core.flash.log.urgent = true;

@@ -95,8 +95,8 @@ impl Engine {
                 return None;
             }
             let Some(slot) = index.get(Key::new(id, block)) else {
-                let (crc, written) = core.cache.stage.crc(policy_key(id, block))?;
-                return Some((block, crc, written));
+                let (crc, stay) = core.cache.stage.get(policy_key(id, block))?;
+                return Some((block, crc, stay.written));
             };
             let info = index.slot(slot).filter(|info| !info.dirty)?;
             Some((block, index.crc(slot), info.written))

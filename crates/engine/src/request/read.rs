@@ -4,8 +4,13 @@
 //! slot, so the read returns what was there when it arrived. A miss takes a [`Ticket`]; a
 //! write that arrives while the ticket lives cancels it, so what the miss read is given to
 //! its reader but never cached (invariant 4).
+//!
+//! Between the origin and flash a copy is in memory, and answers reads from there: in the RAM stage, or with the ticket of
+//! its append until the index has it. A write takes the blocks that it covers out of both. What a write carries itself
+//! answers nobody before the write is answered: a read meanwhile gets what was there before.
 
 use crate::api::{DiskId, Effects, Mode, ReqError, Request};
+use crate::blocks::runset::RunSet;
 use crate::cache::index::{Key, SlotNo};
 use crate::cache::stage::policy_key;
 use crate::core::apply::{Apply, Purpose, Then};
@@ -160,6 +165,7 @@ impl Core {
         let empty = d.cached == 0
             && d.void.is_none()
             && d.zero.is_empty()
+            && d.tickets.is_empty()
             && self.cache.stage.len() == 0
             && self.cache.ahead.is_idle();
         let (mode, homeless) = (d.cfg.mode, !d.has_origin());
@@ -235,6 +241,22 @@ impl Core {
                     continue;
                 }
                 let mut left = left;
+                let d = self.known(disk);
+                let mut queued = d.queued_run(b, b + left);
+                if queued.is_none() && self.opts.faults.has(Fault::ServeVoidedCopy) {
+                    let has = |t: &Ticket| !t.is_reading() && t.start <= b && b < t.end;
+                    queued = d.tickets.iter().position(has).map(|at| (at, b, b + 1));
+                }
+                if mode != Mode::Off
+                    && let Some((at, from, to)) = queued
+                {
+                    if from == b {
+                        self.read_queued(id, at, b..to, counts);
+                        b = to;
+                        continue;
+                    }
+                    left = from - b;
+                }
                 if counts && !self.cache.ahead.is_idle() {
                     let (joined, next) = self.join_ahead(id, disk, b, left);
                     if joined > 0 {
@@ -310,6 +332,29 @@ impl Core {
             self.io(fx, op, io);
             b += n;
         }
+    }
+
+    /// Answers blocks of a read from a copy on its way to flash.
+    fn read_queued(&mut self, id: ReqId, at: usize, blocks: Range<u64>, counts: bool) {
+        took(Path::QueuedRead);
+        let (disk, client) = (self.reqs[id].disk, self.reqs[id].is_clients());
+        let count = blocks.end - blocks.start;
+        if counts {
+            self.count_uses(disk, blocks.start, blocks.end, Use::Hit);
+        }
+        let d = self.known_mut(disk);
+        let ticket = &mut d.tickets[at];
+        if counts {
+            ticket.used.insert_range(blocks.start, blocks.end);
+        }
+        let (copy, first) = (ticket.copy.clone(), ticket.start);
+        if client {
+            d.counters.read_hit_bytes += count * 4096;
+            d.counters.stage_hit_bytes += count * 4096;
+        }
+        let copy = copy.expect("what is queued has been read");
+        self.copy_blocks(id, blocks, &copy, first);
+        self.reqs[id].read_mut().hit = true;
     }
 
     /// Tells policy that a client used blocks.
@@ -392,8 +437,9 @@ impl Core {
                 let padded = d.voiding.is_some() && block + count >= d.blocks;
                 d.tickets.len() < FILLS_MAX && !padded
             });
-        let stage =
-            cacheable && !prefetch && !self.filling() && count <= self.cache.stage.run_max();
+        // What flash does not take now answers the next reads from RAM.
+        let waits = !self.filling() || !self.has_fill_room(disk, count);
+        let stage = cacheable && !prefetch && waits && count <= self.cache.stage.run_max();
         let admit = stage || cacheable && self.admit(disk, block, count, prefetch);
         let asked = count;
         let (mut block, mut count, mut data, mut copy) = (block, count, data, false);
@@ -406,7 +452,7 @@ impl Core {
             data = Buf::zeroed((count * 4096) as usize).slice(0, (count * 4096) as usize);
             copy = true;
         }
-        let ticket = self.take_ticket(disk, block, block + count, true);
+        let ticket = self.take_ticket(disk, block, block + count, None);
         let sequential = fill == Fill::Sequential && mode != Mode::Off;
         // A request may miss in several places.
         let bypassed =
@@ -458,10 +504,12 @@ impl Core {
         let floor = block / unit * unit;
         let ceil = (block + count).next_multiple_of(unit).min(d.blocks);
         let (mut from, mut to) = (block, block + count);
-        while from > floor && !self.present(disk, from - 1) {
+        let queued = d.queued_run(floor, ceil).is_some();
+        let present = |block| self.present(disk, block) || queued && d.copy_queued(block);
+        while from > floor && !present(from - 1) {
             from -= 1;
         }
-        while to < ceil && !self.present(disk, to) {
+        while to < ceil && !present(to) {
             to += 1;
         }
         ((from, to) != (block, block + count)).then_some((from, to - from))
@@ -651,33 +699,26 @@ impl Core {
         let d = self.known_mut(miss.disk);
         let cancelled = d.ticket(miss.ticket).is_none_or(|t| t.is_cancelled()) && !ignore;
         let cached = !cancelled && !failed && d.attached && d.cfg.mode != Mode::Off;
-        if miss.admit && !miss.stage && cached && room {
-            if let Some(t) = d.ticket(miss.ticket) {
-                t.reading = false;
-            }
-            d.counters.fills += miss.count;
-            self.origin_was_read(miss.disk);
+        d.drop_ticket(miss.ticket);
+        self.origin_was_read(miss.disk);
+        if miss.stage && cached {
+            let stay = Stay {
+                freq: 0,
+                covered: false,
+                unused: None,
+                written: false,
+            };
+            self.stage_put(miss.disk, miss.block, &miss.data, &crcs(&miss.data), |_| {
+                stay
+            });
+        } else if miss.admit && cached && room {
             let crcs = crcs(&miss.data);
-            let data = CleanCopy {
+            let copy = CleanCopy {
                 data: miss.data,
                 crcs,
                 written: false,
             };
-            self.append_clean(miss.disk, miss.block, data, miss.ticket, 0);
-        } else {
-            d.drop_ticket(miss.ticket);
-            self.origin_was_read(miss.disk);
-            if miss.stage && cached {
-                let stay = Stay {
-                    freq: 0,
-                    covered: false,
-                    unused: None,
-                    written: false,
-                };
-                self.stage_put(miss.disk, miss.block, &miss.data, &crcs(&miss.data), |_| {
-                    stay
-                });
-            }
+            self.fill(miss.disk, miss.block, copy, 0);
         }
         self.read_part_done(id, now, fx);
     }
@@ -689,15 +730,21 @@ impl Core {
         }
     }
 
-    /// Announces a copy of the origin; see [`Ticket`].
-    pub fn take_ticket(&mut self, disk: DiskId, start: u64, end: u64, reading: bool) -> u64 {
+    /// Announces a copy of the origin, which is still to be read if there is none; see [`Ticket`].
+    pub fn take_ticket(
+        &mut self,
+        disk: DiskId,
+        start: u64,
+        end: u64,
+        copy: Option<BufSlice>,
+    ) -> u64 {
         self.next_ticket += 1;
         let id = self.next_ticket;
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
         let d = self.known_mut(disk);
         // A write that is under way may reach the origin before or after this read.
         let mut cancelled = SmallVec::new();
-        if reading && d.locked(start, end) && !raced {
+        if copy.is_none() && d.locked(start, end) && !raced {
             cancelled.push((start, end));
         }
         d.tickets.push(Ticket {
@@ -705,18 +752,21 @@ impl Core {
             start,
             end,
             cancelled,
-            reading,
+            copy,
+            used: RunSet::default(),
         });
         id
     }
 
     /// Puts a copy of the origin, used `freq` times since it came, in the append queue.
-    pub fn append_clean(&mut self, disk: u16, block: u64, copy: CleanCopy, ticket: u64, freq: u8) {
+    pub fn append_clean(&mut self, disk: u16, block: u64, copy: CleanCopy, freq: u8) {
         let CleanCopy {
             data,
             crcs,
             written,
         } = copy;
+        let end = block + crcs.len() as u64;
+        let ticket = self.take_ticket(disk, block, end, Some(data.clone()));
         let token = Purpose {
             apply: Apply::Clean {
                 ticket,

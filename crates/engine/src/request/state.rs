@@ -75,6 +75,9 @@ pub(crate) struct Write {
     pub merged: bool,
     /// A fill of its range may be in the log already.
     pub fills_appended: bool,
+    /// Some of what it replaces was used in the RAM stage. That it is written again there says nothing: writes that are
+    /// not of whole blocks come to a block twice.
+    pub was_used: bool,
     /// Blocks put into the append queue so far.
     pub appended: u64,
     /// Of a zeroing: partial blocks at its ends, as they will be.

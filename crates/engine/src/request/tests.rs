@@ -434,8 +434,7 @@ fn copies_unlike_the_origin_are_dropped_everywhere() {
         crcs: [zeros].into_iter().collect(),
         written: false,
     };
-    let ticket = rig.core.take_ticket(DISK, 0, 1, false);
-    rig.core.append_clean(DISK, 0, copy, ticket, 0);
+    rig.core.append_clean(DISK, 0, copy, 0);
     rig.write(2, 6 * BLOCK, BLOCK, false);
     rig.end(FLASH, OpKind::Write, Ok(()));
     let stay = hearth_policy::Stay {
@@ -446,7 +445,7 @@ fn copies_unlike_the_origin_are_dropped_everywhere() {
     };
     let data = Buf::zeroed(BLOCK as usize).all();
     rig.core.stage_put(DISK, 2, &data, &[zeros], |_| stay);
-    let ticket = rig.core.take_ticket(DISK, 4, 5, true);
+    let ticket = rig.core.take_ticket(DISK, 4, 5, None);
     assert!(cached(&rig, 0) && cached(&rig, 2) && cached(&rig, 6));
     rig.core.drop_unlike(DISK, 0, &[zeros; 3]);
     assert!(cached(&rig, 0) && cached(&rig, 2));
@@ -458,4 +457,68 @@ fn copies_unlike_the_origin_are_dropped_everywhere() {
     d.drop_ticket(ticket);
     rig.settle();
     assert_eq!(rig.core.dirty_total, 1);
+}
+
+impl Rig {
+    /// A client reads the first block of the disk; true if that needs no operation.
+    fn is_block_0_in_memory(&mut self, tag: u64) -> bool {
+        let buf = Buf::zeroed(BLOCK as usize);
+        let before = self.fx.ios.len();
+        self.submit(Request::read(tag, DISK, 0, BLOCK, &buf, self.now));
+        self.fx.ios.len() == before
+    }
+}
+
+/// What is on its way to flash answers reads until a write replaces it, and not what the write carries.
+#[test]
+fn queued_copy_answers_until_write_holds_its_range() {
+    let mut rig = Rig::new(Mode::WriteAround);
+    assert!(!rig.is_block_0_in_memory(1));
+    rig.end(ORIGIN, OpKind::Read, Ok(()));
+    assert!(rig.is_block_0_in_memory(2));
+    assert_eq!(rig.answers(), [(1, Ok(())), (2, Ok(()))]);
+    rig.write(3, 0, BLOCK, false);
+    assert!(!rig.is_block_0_in_memory(4), "a write is under way");
+    rig.end(ORIGIN, OpKind::Read, Ok(()));
+    rig.end(FLASH, OpKind::Write, Ok(()));
+    rig.end(FLASH, OpKind::Flush, Ok(()));
+    rig.end(ORIGIN, OpKind::Write, Ok(()));
+    assert_eq!(rig.answers(), [(4, Ok(())), (3, Ok(()))]);
+    assert!(!rig.is_block_0_in_memory(5), "the write is not cached");
+}
+
+#[test]
+fn queued_copy_of_failed_flash_answers_nothing() {
+    let mut rig = Rig::new(Mode::WriteThrough);
+    assert!(!rig.is_block_0_in_memory(1));
+    rig.end(ORIGIN, OpKind::Read, Ok(()));
+    while rig.core.flash.takes_writes() {
+        rig.core.flash.log.urgent = true;
+        rig.settle();
+        assert!(rig.is_block_0_in_memory(2), "its batch is sent again");
+        rig.end(FLASH, OpKind::Write, Err(EIO));
+    }
+    assert!(!rig.is_block_0_in_memory(3), "flash was given up");
+}
+
+/// Uses before it is in the index count as one there.
+#[test]
+fn use_of_queued_copy_reaches_its_slot_once() {
+    for uses in 0..3 {
+        let mut rig = Rig::new(Mode::WriteBack);
+        assert!(!rig.is_block_0_in_memory(1));
+        rig.end(ORIGIN, OpKind::Read, Ok(()));
+        for _ in 0..uses {
+            assert!(rig.is_block_0_in_memory(2));
+        }
+        rig.core.flash.log.urgent = true;
+        rig.settle();
+        rig.end(FLASH, OpKind::Write, Ok(()));
+        let index = &rig.core.cache.index;
+        let slot = index.get(Key::new(DISK, 0)).expect("it is cached");
+        let freq = index.slot(slot).expect("it is cached").freq;
+        assert_eq!(freq, uses.min(1));
+        let hits = rig.core.known(DISK).counters.read_hits;
+        assert_eq!(hits, uses);
+    }
 }

@@ -111,6 +111,9 @@ impl Core {
         let span = self.span_of(id);
         let (start, end) = (span.start, span.end);
         let raced = self.opts.faults.has(Fault::CacheRacedMiss);
+        if matches!(self.reqs[id].op, ReqOp::Write { .. }) && !self.reqs[id].keeps {
+            self.count_write(id, disk);
+        }
         if !self.opts.faults.has(Fault::StageForgetsNot) {
             self.stage_forget(disk, start, end);
         }
@@ -190,7 +193,6 @@ impl Core {
             self.begin_zero(id, now, fx);
             return;
         }
-        self.count_write(id, disk);
         let end = offset + len;
         let unit = if through { align } else { 4096 };
         let head = offset % unit != 0;
@@ -204,14 +206,21 @@ impl Core {
         }
     }
 
+    /// Counts a write, and tells policy of it, before it takes out of RAM what it replaces.
     fn count_write(&mut self, id: ReqId, disk: DiskId) {
         let (start, end) = self.blocks_of(id);
         if end - start >= FETCH_BLOCKS {
             (start..end).for_each(|b| self.cache.index.prefetch(Key::new(disk, b)));
         }
         let mut cached = 0;
+        let queued = self.is_any_queued(disk, start, end - start);
         for block in start..end {
-            let hit = self.cache.index.get(Key::new(disk, block)).is_some();
+            let staged = self.cache.stage.get(policy_key(disk, block));
+            // Nobody asked yet for what was read ahead.
+            let staged = staged.filter(|(_, stay)| stay.unused.is_none());
+            let was_used = staged.is_some_and(|(_, stay)| stay.freq > 0);
+            self.reqs[id].write_mut().was_used |= was_used;
+            let hit = staged.is_some() || self.is_filled(disk, block, queued);
             cached += u64::from(hit);
             let how = if hit { Use::Hit } else { Use::Miss };
             self.cache.policy.used(policy_key(disk, block), true, how);
@@ -940,9 +949,8 @@ impl Core {
             0 => done.latency_ns / QUEUED_WRITES,
             known => known,
         };
-        if self.filling() && !read && origin_ns < self.opts.fast_origin_ns {
-            return false;
-        }
+        // It stays in RAM then, and does not go on from there unless it is used.
+        let ram_only = self.filling() && !read && origin_ns < self.opts.fast_origin_ns;
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);
         // Whoever brought the request has summed it up, unless it was not of whole blocks.
@@ -950,14 +958,18 @@ impl Core {
         if crcs.len() as u64 != count || bytes % 4096 != 0 {
             crcs = data.bytes().chunks(4096).map(crc32c).collect();
         }
-        if !self.filling() && count <= self.cache.stage.run_max() {
+        let used = read || self.reqs[id].write().was_used;
+        if (ram_only || !self.filling()) && count <= self.cache.stage.run_max() {
             let stay = Stay {
-                freq: u8::from(read),
-                covered: false,
+                freq: u8::from(used),
+                covered: ram_only && !used,
                 unused: None,
                 written: true,
             };
             self.stage_put(disk, start, &data, &crcs, |_| stay);
+            return false;
+        }
+        if ram_only {
             return false;
         }
         let room = u64::from(self.flash.log.room()) >= count * 2;
@@ -967,13 +979,12 @@ impl Core {
         if !self.own_room(disk, count) {
             return false;
         }
-        let ticket = self.take_ticket(disk, start, end, false);
         let copy = CleanCopy {
             data,
             crcs,
             written: true,
         };
-        self.append_clean(disk, start, copy, ticket, u8::from(read));
+        self.append_clean(disk, start, copy, u8::from(used));
         true
     }
 }

@@ -10,7 +10,7 @@ const GROWTH: usize = 64;
 
 impl Twin {
     pub(super) fn put_in_stage(&mut self, key: u64, stay: Stay, why: Why) {
-        if self.stage.contains_key(&key) {
+        if self.present(key) || self.queued(key).is_some() {
             return;
         }
         let aim = self.policy.stage();
@@ -67,16 +67,19 @@ impl Twin {
 
     /// A clean copy goes to flash.
     pub(super) fn fill(&mut self, key: u64, freq: u8, why: Why) {
+        if self.index.contains_key(&key) || self.queued(key).is_some() {
+            return;
+        }
         if self.queue.is_empty() {
             self.queued_ns = self.now;
         }
         self.out.insertions += 1;
-        let void = false;
         self.queue.push(Fill {
             key,
             freq,
             why,
-            void,
+            used: false,
+            void: false,
         });
         if self.queue.len() >= LAZY_BLOCKS as usize {
             self.send_queued();
@@ -92,7 +95,8 @@ impl Twin {
 
     pub(super) fn appended(&mut self) {
         for fill in self.sent.pop_front().unwrap_or_default() {
-            self.append(fill.key, fill.why, fill.freq, false);
+            let freq = fill.freq + u8::from(fill.used);
+            self.append(fill.key, fill.why, freq, false);
             if fill.void
                 && let Some(copy) = self.index.get(&fill.key).copied()
             {
