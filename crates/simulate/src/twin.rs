@@ -164,6 +164,8 @@ pub struct Twin {
     /// Blocks on flash of each disk, and where each looks for what of its own may go.
     own: HashMap<u64, (u64, u32)>,
     sequential: HashMap<u64, Sequential>,
+    /// Streams of writes past the cache.
+    written_to: HashMap<u64, Sequential>,
     arm: Arm,
     /// The same disk without a cache.
     bare: Arm,
@@ -234,6 +236,7 @@ impl Twin {
             last_ns: 0,
             own: HashMap::new(),
             sequential: HashMap::new(),
+            written_to: HashMap::new(),
             arm: Arm::new(setup.device),
             bare: Arm::new(setup.device),
             events: BinaryHeap::new(),
@@ -555,19 +558,22 @@ impl Twin {
         let end = key + count;
         let now = self.now;
         self.writing.retain(|w| w.2 > now);
-        let (mut cached, mut hot) = (false, false);
+        let mut cached = false;
         for key in key..end {
             if let Some(copy) = self.index.get(&key).copied() {
                 cached = true;
-                hot |= self.cleaner.hot(copy.seg);
                 self.remove(key, copy);
             }
         }
-        let why = Why::Written { hot };
+        let why = Why::Filled;
         // What was on its way to flash was read.
         cached |= queued;
         let freq = u8::from(cached || used);
-        if self.setup.mode == WriteMode::Through {
+        let disk = self.written_to.entry(key >> DISK_SHIFT).or_default();
+        let stream = disk.observe(key * BLOCK, count * BLOCK);
+        let cutoff = self.setup.seq_cutoff * BLOCK;
+        let long = cutoff > 0 && stream > cutoff && !cached && !self.filling();
+        if self.setup.mode == WriteMode::Through && !long {
             if !self.filling() && count <= self.run_max() {
                 let stay = Stay {
                     freq,
