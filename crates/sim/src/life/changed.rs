@@ -59,25 +59,23 @@ impl World<'_> {
         subject.is_some_and(|s| self.known.iter().all(|known| s.owed(known.id).is_empty()))
     }
 
-    /// After the end of a life, if origins have everything (`is_whole`): flash may be put back to an earlier such time.
+    /// After the end of a life, if origins have everything (`is_whole`): flash may be put back to the end of an earlier one.
     /// Nothing is lost by that, and what flash holds of blocks that were written since is stale. The same disks must have
-    /// been there: which there are is noted on flash, too.
-    pub(super) fn put_flash_back(&mut self, is_whole: bool) {
+    /// been there: which there are is noted on flash, too. The earlier life ended in order (`is_clean`): after a crash, what
+    /// was written back is dirty again, and nobody can tell that from what origins lack.
+    pub(super) fn put_flash_back(&mut self, is_whole: bool, is_clean: bool) {
         if !is_whole || self.disks.iter().any(Disk::homeless) {
             return;
         }
         let goes_back = self.flash.chance(self.profile.older_flash);
-        let earlier = self
-            .earlier
-            .take()
-            .filter(|(disks, _)| goes_back && *disks == self.known);
-        match earlier {
-            Some((_, images)) => {
+        match self.earlier.take() {
+            Some((disks, images)) if goes_back && disks == self.known => {
                 trace!(self, "FLASH IS OLDER");
                 self.paths.note(Event::FlashOlder);
                 self.flash.come_back_with(&images);
             }
-            None => self.earlier = Some((self.known.clone(), self.flash.images())),
+            _ if is_clean => self.earlier = Some((self.known.clone(), self.flash.images())),
+            earlier => self.earlier = earlier,
         }
     }
 

@@ -46,7 +46,7 @@ impl World<'_> {
         self.unclean = true;
         self.call_off_replacement();
         self.lose(flash, origins);
-        self.put_flash_back(is_whole);
+        self.put_flash_back(is_whole, false);
         // A power cut of one side only leaves the other's contents volatile.
         self.model.crash(match (flash, origins) {
             (true, true) => End::Power,
@@ -174,7 +174,7 @@ impl World<'_> {
         if crashes {
             self.crash();
         }
-        self.put_flash_back(is_whole && result.is_ok() && !tripped);
+        self.put_flash_back(is_whole && result.is_ok() && !tripped, true);
         self.copy_is_at_rest(touched, result.is_ok());
         // Whether the stop or the crash was first is for the next start to say.
         self.unclean = false;
