@@ -1,12 +1,13 @@
 //! `cargo run --release -p hearth-simulate --example judge -- --traces DIR`
 //!
-//! Runs the demand policy over traces and made workloads at five sizes, beside the references, and
-//! says how good it is on all of them and on each half. Without `--traces`, on made workloads only.
+//! Runs the demand policy in the model of the engine, in write-back and in write-through, over traces and made workloads at
+//! five sizes, beside the references, and says how good it is on all of them and on each half. Without `--traces`, on made workloads only.
 //!
 //! `--cells` prints every cell, `--ablation` compares settings, `--references FILE` takes what the
 //! references did from a table (`trace,cache_pct,…` as in `baselines.csv`) instead of running them,
 //! `--check FILE` runs them and compares, `--seeds N` takes so many seeds of each made kind (two),
-//! `--accesses N` their length (200,000), `--only WORD` the workloads with that in their names.
+//! `--accesses N` their length (200,000), `--only WORD,WORD` the workloads with one of
+//! these in their names.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -14,7 +15,8 @@ use std::path::{Path, PathBuf};
 
 use hearth_policy::{EXPERTS, reference::Kind};
 use hearth_simulate::judge::{self, Cell, Did, REFERENCES};
-use hearth_simulate::{Policy, Settings, Workload, WriteMode, made};
+use hearth_simulate::twin::Disk;
+use hearth_simulate::{Model, Policy, Settings, Workload, WriteMode, made};
 use hearth_trace::{Options, Reader};
 
 #[derive(Default)]
@@ -105,49 +107,27 @@ fn traces(dir: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     Ok(found)
 }
 
-/// The settings that are compared.
+/// The settings that are compared, in both write modes.
 fn variants(ablation: bool) -> Vec<(String, Settings)> {
-    let of = |name: &str, settings| (name.to_owned(), settings);
-    let plain = Settings::default();
-    let mut variants = vec![
-        of("as it is", plain.clone()),
-        of(
-            "as it is, no dead space",
-            Settings {
-                dead_space: false,
-                ..plain.clone()
-            },
-        ),
-        of(
-            "write-back, no dead space",
-            Settings {
-                dead_space: false,
-                write_mode: WriteMode::Back,
-                ..plain.clone()
-            },
-        ),
-    ];
-    if !ablation {
-        return variants;
-    }
-    for dead_space in [true, false] {
-        let space = if dead_space { "" } else { ", no dead space" };
+    let mut variants = Vec::new();
+    for (name, write_mode) in [
+        ("write-back", WriteMode::Back),
+        ("write-through", WriteMode::Through),
+    ] {
+        let plain = Settings {
+            model: Model::Engine(Disk::default()),
+            write_mode,
+            ..Settings::default()
+        };
+        variants.push((name.to_owned(), plain.clone()));
+        if !ablation {
+            continue;
+        }
         for rules in EXPERTS {
             variants.push((
-                format!("always {rules:?}{space}"),
+                format!("{name}, always {rules:?}"),
                 Settings {
                     rules: Some(rules),
-                    dead_space,
-                    ..plain.clone()
-                },
-            ));
-        }
-        for share in [0.002, 0.01, 0.03, 0.1] {
-            variants.push((
-                format!("stage {:.1} %{space}", share * 100.0),
-                Settings {
-                    stage: Some(share),
-                    dead_space,
                     ..plain.clone()
                 },
             ));
@@ -169,32 +149,42 @@ struct Run {
 impl Run {
     fn play(&mut self, load: &Workload, half: usize) {
         let mut cells = judge::empty_cells(load, half);
-        for cell in &mut cells {
+        in_parallel(&mut cells, |cell| {
             let references = REFERENCES.map(|kind| {
                 let from = self.known.as_ref().and_then(|k| look_up(k, cell, kind));
                 from.unwrap_or_else(|| {
-                    let plain = Settings::default();
+                    let plain = Settings {
+                        model: Model::Engine(Disk::default()),
+                        ..Settings::default()
+                    };
                     judge::did(Policy::Reference(kind), load, cell.blocks, &plain)
                 })
             });
+            cell.references = references.to_vec();
+        });
+        for cell in &cells {
             if let Some(check) = &self.check {
-                for (kind, did) in REFERENCES.iter().zip(&references) {
+                for (kind, did) in REFERENCES.iter().zip(&cell.references) {
                     if let Some(known) = look_up(check, cell, *kind) {
                         let worst = self.worst.entry(kind.name()).or_default();
                         *worst = worst.max((known.score - did.score).abs());
                     }
                 }
             }
-            cell.references = references.to_vec();
         }
+        let mut jobs = Vec::new();
+        for cell in cells.iter().filter(|c| c.counts()) {
+            for (_, settings) in &self.variants {
+                jobs.push((cell.blocks, settings.clone(), Did::default()));
+            }
+        }
+        in_parallel(&mut jobs, |(blocks, settings, did)| {
+            *did = judge::did(Policy::HearthDemand, load, *blocks, settings);
+        });
+        let mut jobs = jobs.into_iter();
         for cell in cells.into_iter().filter(Cell::counts) {
-            for ((_, settings), did) in self.variants.iter().zip(&mut self.did) {
-                did.push(judge::did(
-                    Policy::HearthDemand,
-                    load,
-                    cell.blocks,
-                    settings,
-                ));
+            for did in &mut self.did {
+                did.extend(jobs.next().map(|j| j.2));
             }
             if self.print {
                 for ((name, _), did) in self.variants.iter().zip(&self.did) {
@@ -226,17 +216,17 @@ impl Run {
             }
         }
         println!("{}", judge::table(&rows));
-        // Both models of space judge by themselves.
-        for (what, some) in [("today's log", true), ("no dead space", false)] {
+        // Each mode judges by itself.
+        for mode in ["write-back", "write-through"] {
             let at: Vec<usize> = (0..names.len())
-                .filter(|i| self.variants[*i].1.dead_space == some)
+                .filter(|i| names[*i].starts_with(mode))
                 .collect();
             if at.len() < 2 {
                 continue;
             }
             let some_names: Vec<String> = at.iter().map(|i| names[*i].clone()).collect();
             let some_did: Vec<Vec<Did>> = at.iter().map(|i| self.did[*i].clone()).collect();
-            println!("Chosen on one half, judged on the other, {what}:\n");
+            println!("Chosen on one half, judged on the other, {mode}:\n");
             println!(
                 "{}",
                 judge::table(&judge::halves(&self.cells, &some_names, &some_did))
@@ -248,6 +238,23 @@ impl Run {
             println!("{kind}: at most {:.3} points off the table", off * 100.0);
         }
     }
+}
+
+/// Runs `job` on each, on all processors.
+fn in_parallel<T: Send>(all: &mut [T], job: impl Fn(&mut T) + Sync) {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let next = std::sync::Mutex::new(all.iter_mut());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let one = next.lock().unwrap_or_else(|e| e.into_inner()).next();
+                    let Some(one) = one else { return };
+                    job(one);
+                }
+            });
+        }
+    });
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -269,7 +276,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut run = new()?;
         for (i, path) in traces(dir)?.iter().enumerate() {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if !name.contains(&args.only) {
+            if !args.only.split(',').any(|word| name.contains(word)) {
                 continue;
             }
             let load = Workload::load(&name, Reader::open(path, Options::default())?, |_| ())?;
@@ -280,7 +287,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut run = new()?;
     for (i, kind) in made::Kind::ALL.into_iter().enumerate() {
         for seed in 0..args.seeds {
-            if format!("{}-{seed}", kind.name()).contains(&args.only) {
+            let name = format!("{}-{seed}", kind.name());
+            if args.only.split(',').any(|word| name.contains(word)) {
                 run.play(&kind.make(seed, args.accesses), i % 2);
             }
         }

@@ -14,13 +14,15 @@ use crate::workload::Workload;
 /// Shares of a workload's different blocks that caches are given.
 pub const SHARES: [f64; 5] = [0.01, 0.05, 0.10, 0.20, 0.40];
 /// What ours is compared with.
-pub const REFERENCES: [Kind; 8] = [
+pub const REFERENCES: [Kind; 10] = [
     Kind::Lru,
     Kind::TwoQ,
     Kind::Arc,
     Kind::Lirs,
     Kind::Sieve,
     Kind::S3Fifo,
+    Kind::S3FifoD,
+    Kind::Clock2QPlus,
     Kind::TinyLfu,
     Kind::Larc,
 ];

@@ -53,7 +53,7 @@ pub struct Simulate {
     )]
     pub size: Vec<String>,
     /// Policies: all, hearth, hearth-demand (without prefetch), lru, 2q, arc, lirs, w-tinylfu,
-    /// s3-fifo, sieve, larc, opt (knows the future)
+    /// s3-fifo, s3-fifo-d, clock2q+, sieve, larc, opt (knows the future)
     #[arg(
         long,
         value_name = "NAME,...",

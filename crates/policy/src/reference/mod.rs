@@ -58,6 +58,10 @@ pub enum Kind {
     TinyLfu,
     /// Three static FIFO queues (Yang et al., SOSP 2023).
     S3Fifo,
+    /// The same, with queues whose sizes adapt to what each evicted too early (section 6 of the paper).
+    S3FifoD,
+    /// Clock2Q+ (Zhai et al., VLDB 2026): as S3-FIFO, but uses in a correlation window do not count.
+    Clock2QPlus,
     /// SIEVE (Zhang et al., NSDI 2024).
     Sieve,
     /// Lazy adaptive replacement (Huang et al., MSST 2013).
@@ -68,13 +72,15 @@ pub enum Kind {
 
 impl Kind {
     /// All, in the order of tables.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 11] = [
         Kind::Lru,
         Kind::TwoQ,
         Kind::Arc,
         Kind::Lirs,
         Kind::TinyLfu,
         Kind::S3Fifo,
+        Kind::S3FifoD,
+        Kind::Clock2QPlus,
         Kind::Sieve,
         Kind::Larc,
         Kind::Opt,
@@ -89,6 +95,8 @@ impl Kind {
             Kind::Lirs => "lirs",
             Kind::TinyLfu => "w-tinylfu",
             Kind::S3Fifo => "s3-fifo",
+            Kind::S3FifoD => "s3-fifo-d",
+            Kind::Clock2QPlus => "clock2q+",
             Kind::Sieve => "sieve",
             Kind::Larc => "larc",
             Kind::Opt => "opt",
@@ -106,6 +114,8 @@ impl Kind {
             Kind::Lirs => Box::new(Lirs::new(capacity, universe)),
             Kind::TinyLfu => Box::new(TinyLfu::new(capacity, universe)),
             Kind::S3Fifo => Box::new(S3Fifo::new(capacity, universe)),
+            Kind::S3FifoD => Box::new(S3Fifo::adaptive(capacity, universe)),
+            Kind::Clock2QPlus => Box::new(S3Fifo::clock2q_plus(capacity, universe)),
             Kind::Sieve => Box::new(Sieve::new(capacity, universe)),
             Kind::Larc => Box::new(Larc::new(capacity, universe)),
             Kind::Opt => Box::new(Opt::new(capacity, universe, accesses)),
