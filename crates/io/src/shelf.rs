@@ -15,6 +15,7 @@ const KEPT_MAX: usize = 16 << 20;
 
 #[derive(Debug, Default)]
 struct Kept {
+    /// That which came last is at the end.
     bufs: Vec<Buf>,
     bytes: usize,
     /// Something was taken since the last [`Shelf::age`].
@@ -40,7 +41,7 @@ impl Shelf {
         // The requests of a stream are of one length; one that is much too long would be missed elsewhere.
         let fits = |buf: &Buf| (len..=len + len / 4 + BUF_ALIGN).contains(&buf.len());
         if let Some(at) = kept.bufs.iter().rposition(fits) {
-            let buf = kept.bufs.swap_remove(at);
+            let buf = kept.bufs.remove(at);
             kept.bytes -= buf.len();
             return buf;
         }
@@ -55,14 +56,15 @@ impl Shelf {
             return;
         }
         let mut kept = self.lock();
-        let mut old = Vec::new();
-        if kept.bytes + len > KEPT_MAX {
-            // What is kept may be of lengths nobody asks for any more.
-            old = std::mem::take(&mut kept.bufs);
-            kept.bytes = 0;
-        }
         kept.bytes += len;
         kept.bufs.push(buf);
+        // What was kept longest may be of a length that nobody asks for any more.
+        let mut goes = 0;
+        while kept.bytes > KEPT_MAX {
+            kept.bytes -= kept.bufs[goes].len();
+            goes += 1;
+        }
+        let old: Vec<Buf> = kept.bufs.drain(..goes).collect();
         drop(kept);
         drop(old);
     }
@@ -120,6 +122,8 @@ mod tests {
             shelf.put(buf);
             assert!(shelf.kept() <= KEPT_MAX);
         }
+        // More that come back than are kept cost none that is kept.
+        assert_eq!(shelf.kept(), KEPT_MAX);
         shelf.put(shelf.take(4096));
         assert!(shelf.is_in_use());
         shelf.age();
