@@ -80,7 +80,8 @@ pub struct DiskConfig {
     pub min_bytes: u64,
     /// Most bytes of flash it may hold; 0 means no limit.
     pub max_bytes: u64,
-    /// A sequential stream of reads, or of writes past the cache, longer than this many bytes is not cached; 0 turns it off.
+    /// A sequential read stream longer than this many bytes is not cached; what such a stream of writes past the cache leaves
+    /// there is on probation. 0 turns it off.
     pub seq_cutoff: u64,
     /// Refuse writes.
     pub read_only: bool,

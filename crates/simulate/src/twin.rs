@@ -565,7 +565,6 @@ impl Twin {
                 self.remove(key, copy);
             }
         }
-        let why = Why::Filled;
         // What was on its way to flash was read.
         cached |= queued;
         let freq = u8::from(cached || used);
@@ -573,8 +572,12 @@ impl Twin {
         let stream = disk.observe(key * BLOCK, count * BLOCK);
         let cutoff = self.setup.seq_cutoff * BLOCK;
         let long = cutoff > 0 && stream > cutoff && !cached && !self.filling();
-        if self.setup.mode == WriteMode::Through && !long {
-            if !self.filling() && count <= self.run_max() {
+        let why = match long {
+            true => Why::Written { hot: false },
+            false => Why::Filled,
+        };
+        if self.setup.mode == WriteMode::Through {
+            if !self.filling() && !long && count <= self.run_max() {
                 let stay = Stay {
                     freq,
                     written: true,

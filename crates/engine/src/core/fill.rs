@@ -8,6 +8,7 @@ use crate::ctx::Sums;
 use crate::faults::Fault;
 use crate::request::read::{CleanCopy, FILLS_MAX};
 use hearth_io::BufSlice;
+use hearth_policy::cleaning::Why;
 use hearth_policy::{Place, Stay};
 use smallvec::smallvec;
 
@@ -125,7 +126,7 @@ impl Core {
                 if let Some(d) = self.disk_mut(disk) {
                     d.counters.fills += to - from;
                 }
-                self.append_clean(disk, block + from, part, freq);
+                self.append_clean(disk, block + from, part, Why::Filled, freq);
             }
             from = to + 1;
         }

@@ -759,7 +759,7 @@ impl Core {
     }
 
     /// Puts a copy of the origin, used `freq` times since it came, in the append queue.
-    pub fn append_clean(&mut self, disk: u16, block: u64, copy: CleanCopy, freq: u8) {
+    pub fn append_clean(&mut self, disk: u16, block: u64, copy: CleanCopy, why: Why, freq: u8) {
         let CleanCopy {
             data,
             crcs,
@@ -775,15 +775,9 @@ impl Core {
             },
             then: Then::Ticket { disk, ticket },
         };
-        self.flash.log.push(Item::data(
-            Kind::Clean,
-            disk,
-            block,
-            data,
-            crcs,
-            Why::Filled,
-            token,
-        ));
+        self.flash
+            .log
+            .push(Item::data(Kind::Clean, disk, block, data, crcs, why, token));
     }
 
     /// Copies what the request asked for out of a wider read.

@@ -12,6 +12,7 @@ use crate::request::state::{Flush, State, Step};
 use hearth_format::{DeviceEntry, Layout, Superblock, Uuid};
 use hearth_io::checksum::crc32c;
 use hearth_io::{BLOCK, Buf, IoError, IoOp, OpKind, Target};
+use hearth_policy::cleaning::Why;
 use std::mem::take;
 
 const DISK: u16 = 1;
@@ -434,7 +435,7 @@ fn copies_unlike_the_origin_are_dropped_everywhere() {
         crcs: [zeros].into_iter().collect(),
         written: false,
     };
-    rig.core.append_clean(DISK, 0, copy, 0);
+    rig.core.append_clean(DISK, 0, copy, Why::Filled, 0);
     rig.write(2, 6 * BLOCK, BLOCK, false);
     rig.end(FLASH, OpKind::Write, Ok(()));
     let stay = hearth_policy::Stay {

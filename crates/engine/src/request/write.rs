@@ -931,11 +931,10 @@ impl Core {
         let (offset, bytes) = (done.op.offset, done.op.len);
         let filling = self.filling();
         let d = self.known_mut(disk);
-        // A restore or a copy: what it writes is seldom read soon, and would displace what is.
+        // A restore or a copy: what it writes is on probation, so that it does not displace what was used again.
         let stream = d.written.observe(offset, bytes);
-        if !read && !filling && d.cfg.seq_cutoff > 0 && stream > d.cfg.seq_cutoff {
-            return false;
-        }
+        let cutoff = d.cfg.seq_cutoff;
+        let is_long = !read && !filling && cutoff > 0 && stream > cutoff;
         let d = self.known(disk);
         let whole = offset == start * 4096 && (bytes % 4096 == 0 || offset + bytes == d.cfg.size);
         let count = end - start;
@@ -950,7 +949,7 @@ impl Core {
             known => known,
         };
         // It stays in RAM then, and does not go on from there unless it is used.
-        let ram_only = self.filling() && !read && origin_ns < self.opts.fast_origin_ns;
+        let ram_only = filling && !read && origin_ns < self.opts.fast_origin_ns;
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);
         // Whoever brought the request has summed it up, unless it was not of whole blocks.
@@ -959,7 +958,7 @@ impl Core {
             crcs = data.bytes().chunks(4096).map(crc32c).collect();
         }
         let used = read || self.reqs[id].write().was_used;
-        if (ram_only || !self.filling()) && count <= self.cache.stage.run_max() {
+        if (ram_only || !filling) && !is_long && count <= self.cache.stage.run_max() {
             let stay = Stay {
                 freq: u8::from(used),
                 covered: ram_only && !used,
@@ -984,7 +983,11 @@ impl Core {
             crcs,
             written: true,
         };
-        self.append_clean(disk, start, copy, u8::from(used));
+        let why = match is_long {
+            true => Why::Written { hot: false },
+            false => Why::Filled,
+        };
+        self.append_clean(disk, start, copy, why, u8::from(used));
         true
     }
 }
