@@ -388,7 +388,14 @@ fn a_write_is_no_other_wish_than_the_size_that_was_set_before() -> Result<()> {
     client.call(&write(&file, b"data"))?.is(Status::JukeBox)?;
     stage.tree.release("at hand");
     stage.tree.wait(|s| s.ended == s.begun);
-    set_size(&mut client, &file, 3)?.ok()?;
+    // On a busy machine the answer that is known may be late as well.
+    let told = loop {
+        let told = set_size(&mut client, &file, 3)?;
+        if told.status != Status::JukeBox as u32 {
+            break told;
+        }
+    };
+    told.ok()?;
     ensure!(begun() == 1, "it is set again");
     Ok(())
 }
@@ -401,7 +408,7 @@ fn what_was_done_late_is_known_however_much_comes_meanwhile() -> Result<()> {
     let (dir, file) = (handle("root"), handle("at hand"));
     late(&stage.tree, &mut client, &create(&dir, b".lck-1"))?;
     for _ in 0..1500 {
-        client.call(&write(&file, b"data"))?.ok()?;
+        persist(&mut client, &write(&file, b"data"))?.1.ok()?;
     }
     persist(&mut client, &create(&dir, b".lck-1"))?.1.ok()?;
     Ok(())
