@@ -316,7 +316,8 @@ fn files_are_cached_as_is_set_for_their_names() -> Result<()> {
     let later_file = counted.iter().find(|file| file["path"] == "d.iso");
     let later_file = later_file.context("d.iso")?;
     ensure!(later_file["counters"]["write_misses"] == 1, "{later_file}");
-    ensure!(later_file["counters"]["read_misses"] == 1, "{later_file}");
+    // What was just written is still in memory.
+    ensure!(later_file["counters"]["read_hits"] == 1, "{later_file}");
     ensure!(
         later_file["max"] == 1 << 20 && later_file["open"] == true,
         "{later_file}"
