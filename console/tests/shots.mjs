@@ -41,7 +41,7 @@ try {
       await page.evaluate((to) => (location.hash = `#/${to}`), path);
       await page.getByRole("heading", { level: 1, name: heading }).waitFor();
       await page.locator("main .loading").first().waitFor({ state: "detached" });
-      // A page asks for what it shows from when it is opened on.
+      // A page requests its data after it was opened.
       if (path.startsWith("disks/")) await drawn();
       if (path === "disks") await page.locator("tbody tr", { hasText: disk }).getByText("/s").first().waitFor();
       await page.screenshot({ path: join(DOCS, `console-${name}-${scheme}.png`), fullPage: path.startsWith("disks/") });
