@@ -236,8 +236,8 @@ impl Hearth {
         format!("nbd+unix:///{name}?socket={}", path(&self.socket()))
     }
 
-    /// What the daemon has logged. A thread of its own writes that, later than the daemon says it: what a running daemon
-    /// must have logged is waited for ([`logged`](Self::logged)).
+    /// Contents of the daemon's log. A separate thread of the daemon writes it, so a line may be missing for a while: a
+    /// test that expects a line of a running daemon waits for it with [`logged`](Self::logged).
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir().join("daemon.log")).unwrap_or_default()
     }
@@ -247,7 +247,7 @@ impl Hearth {
         self.logged_times(text, 1)
     }
 
-    /// Waits until the daemon has logged `text` so many times; the error shows the log.
+    /// Waits until the daemon has logged `text` N times; the error shows the log.
     pub fn logged_times(&self, text: &str, times: usize) -> Result<()> {
         wait::until(&format!("{text:?} is logged"), LIFE_LIMIT, || {
             (self.log().matches(text).count() >= times).then_some(())

@@ -16,6 +16,7 @@ pub mod load;
 pub mod machine;
 pub mod monitor;
 pub mod mounted;
+pub mod namespace;
 pub mod nbd;
 pub mod pattern;
 pub mod process;

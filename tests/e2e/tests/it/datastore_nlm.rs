@@ -19,6 +19,7 @@ use hearth_nfs::nsm::{self, Notice};
 use hearth_nfs::portmap::{self, Mapping, UDP};
 use hearth_nfs::rpc::{self, Call, Head};
 use hearth_nfs::xdr::Reader;
+use hearth_rig::wait;
 
 const TEST: &str = "datastore_nlm::locks_of_a_kernel_client_survive_a_kill";
 const INSIDE: &str = "HEARTH_TEST_INSIDE";
@@ -276,21 +277,17 @@ fn inside() -> Result<()> {
     lock(&mut beta, range(&disk, BETA, 2), false, Status::GracePeriod)?;
     lock(&mut alpha, range(&disk, ALPHA, 1), true, Status::Granted)?;
     // The grace period ends, for both.
-    let since = Instant::now();
-    loop {
-        let args = Args::Test {
-            exclusive: true,
-            lock: range(&disk, BETA, 1),
-        };
-        match call(&mut beta, &args)? {
-            status if status == Status::Denied as u32 => break,
-            status => ensure!(
-                status == Status::GracePeriod as u32 && since.elapsed() < 3 * LIMIT,
-                "{status}"
-            ),
+    let test = Args::Test {
+        exclusive: true,
+        lock: range(&disk, BETA, 1),
+    };
+    let status = wait::until("the grace period ends", 3 * LIMIT, || {
+        match call(&mut beta, &test) {
+            Ok(status) if status == Status::GracePeriod as u32 => None,
+            status => Some(status),
         }
-        thread::sleep(Duration::from_millis(100));
-    }
+    })??;
+    ensure!(status == Status::Denied as u32, "{status}");
     lock(&mut beta, range(&disk, BETA, 2), false, Status::Granted)?;
     // Again, with another number.
     lab.hearth.kill9()?;

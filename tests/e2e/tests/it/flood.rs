@@ -11,7 +11,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ const ROUNDS: usize = 25;
 const SERVED: Duration = Duration::from_secs(20);
 /// What both processes together may grow by while one account floods them (docs/security.md).
 const GROWTH_MAX: u64 = 256 << 20;
+/// Time between two rounds over the connections of a listener.
+const PACE: Duration = Duration::from_millis(20);
 /// The hostile account and the group that may use the control socket.
 const STRANGER: u32 = 64_711;
 const CONTROL: u32 = 64_712;
@@ -87,15 +90,15 @@ impl Stream {
 
 /// A thread of the hostile account, until dropped.
 struct Flood {
-    stop: Arc<AtomicBool>,
+    /// Dropped to stop it.
+    stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Flood {
     /// `request` is a whole one, with an answer that is as long as possible.
     fn start(door: Door, request: Vec<u8>, ready: Arc<Barrier>, open: Arc<AtomicUsize>) -> Flood {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
+        let (stop, stopped) = channel();
         let thread = std::thread::spawn(move || {
             become_stranger();
             let mut all: Vec<Option<Stream>> = (0..EACH).map(|_| door.open().ok()).collect();
@@ -103,7 +106,8 @@ impl Flood {
             ready.wait();
             let many = request.repeat(16);
             let mut turn = 0usize;
-            while !stopped.load(Ordering::Relaxed) {
+            // The pace of the load: both cores are needed by the others as well.
+            while stopped.recv_timeout(PACE) == Err(RecvTimeoutError::Timeout) {
                 for (at, place) in all.iter_mut().enumerate() {
                     let Some(stream) = place else {
                         *place = door.open().ok();
@@ -120,12 +124,10 @@ impl Flood {
                     }
                 }
                 turn += 1;
-                // The pace of the load: both cores are needed by the others as well.
-                std::thread::sleep(Duration::from_millis(20));
             }
         });
         Flood {
-            stop,
+            stop: Some(stop),
             thread: Some(thread),
         }
     }
@@ -133,7 +135,7 @@ impl Flood {
 
 impl Drop for Flood {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,7 +1,8 @@
-//! What happens while cached blocks are compared with their origin: it stops answering, returns errors, clients write,
-//! the daemon is killed, the state directory is full.
+//! Attacks on the comparison of cached blocks with their origin: the origin stops answering or returns errors, clients
+//! write, the daemon is killed, the state directory is full.
 
 use super::*;
+use hearth_rig::namespace::is_in_own_mounts;
 
 /// A disk whose server can be made slow, silent, or to fail reads; half of it is cached, and something is dirty.
 struct Slow {
@@ -178,8 +179,8 @@ fn comparison_cut_off_begins_anew() -> Result<()> {
     Ok(())
 }
 
-/// Two clients write over what is being compared, through and back: that is no change of the origin, and each reads what
-/// was written.
+/// Two clients write over blocks that are being compared, in write-through and write-back. That is no change of the origin,
+/// and each client reads the new content.
 #[test]
 fn writes_during_comparison_are_kept() -> Result<()> {
     for mode in ["write-back", "write-through"] {
@@ -226,30 +227,11 @@ fn writes_during_comparison_are_kept() -> Result<()> {
     Ok(())
 }
 
-/// A full state directory changes nothing about what a comparison finds.
+/// A full state directory does not change the result of a comparison.
 #[test]
 fn full_state_directory_drops_stale_blocks() -> Result<()> {
     const TEST: &str = "rolled_back::attacked::full_state_directory_drops_stale_blocks";
-    const INSIDE: &str = "HEARTH_TEST_INSIDE";
-    if std::env::var_os(INSIDE).is_none() {
-        // A file system that nobody else sees.
-        let own = std::env::current_exe()?;
-        let own = [path(&own), "--exact", TEST, "--nocapture"];
-        let output = std::process::Command::new("unshare")
-            .arg("--mount")
-            .args(own)
-            .env(INSIDE, "1")
-            .output()?;
-        let said = String::from_utf8_lossy(&output.stdout).into_owned()
-            + &String::from_utf8_lossy(&output.stderr);
-        if said.contains("Operation not permitted") {
-            eprintln!("skipped: {TEST}: this user may not mount a file system");
-            return Ok(());
-        }
-        ensure!(
-            output.status.success() && said.contains("1 passed"),
-            "{said}"
-        );
+    if !is_in_own_mounts(TEST, "true")? {
         return Ok(());
     }
     let mut hearth = Hearth::with_pool("256M")?;
