@@ -1,7 +1,8 @@
 //! `cargo run --release -p hearth-simulate --example judge -- --traces DIR`
 //!
 //! Runs the demand policy in the model of the engine, in write-back and in write-through, over traces and made workloads at
-//! five sizes, beside the references, and says how good it is on all of them and on each half. Without `--traces`, on made workloads only.
+//! five sizes, alongside the references, and prints the results for all of them and for each half. Without `--traces`, only made
+//! workloads run.
 //!
 //! `--cells` prints every cell, `--ablation` compares settings, `--references FILE` takes what the
 //! references did from a table (`trace,cache_pct,…` as in `baselines.csv`) instead of running them,
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use hearth_policy::{EXPERTS, reference::Kind};
 use hearth_simulate::judge::{self, Cell, Did, REFERENCES};
 use hearth_simulate::twin::Disk;
-use hearth_simulate::{Model, Policy, Settings, Workload, WriteMode, made};
+use hearth_simulate::{Model, Policy, Settings, Workload, WriteMode, in_parallel, made};
 use hearth_trace::{Options, Reader};
 
 #[derive(Default)]
@@ -144,12 +145,13 @@ struct Run {
     check: Option<Known>,
     worst: HashMap<&'static str, f64>,
     print: bool,
+    threads: usize,
 }
 
 impl Run {
     fn play(&mut self, load: &Workload, half: usize) {
         let mut cells = judge::empty_cells(load, half);
-        in_parallel(&mut cells, |cell| {
+        in_parallel(&mut cells, self.threads, |cell| {
             let references = REFERENCES.map(|kind| {
                 let from = self.known.as_ref().and_then(|k| look_up(k, cell, kind));
                 from.unwrap_or_else(|| {
@@ -178,7 +180,7 @@ impl Run {
                 jobs.push((cell.blocks, settings.clone(), Did::default()));
             }
         }
-        in_parallel(&mut jobs, |(blocks, settings, did)| {
+        in_parallel(&mut jobs, self.threads, |(blocks, settings, did)| {
             *did = judge::did(Policy::HearthDemand, load, *blocks, settings);
         });
         let mut jobs = jobs.into_iter();
@@ -240,23 +242,6 @@ impl Run {
     }
 }
 
-/// Runs `job` on each, on all processors.
-fn in_parallel<T: Send>(all: &mut [T], job: impl Fn(&mut T) + Sync) {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let next = std::sync::Mutex::new(all.iter_mut());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let one = next.lock().unwrap_or_else(|e| e.into_inner()).next();
-                    let Some(one) = one else { return };
-                    job(one);
-                }
-            });
-        }
-    });
-}
-
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse()?;
     let new = || -> Result<Run, Box<dyn Error>> {
@@ -270,6 +255,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             check: args.check.as_deref().map(known).transpose()?,
             worst: HashMap::new(),
             print: args.cells,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
         })
     };
     if let Some(dir) = &args.traces {

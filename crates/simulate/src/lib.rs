@@ -18,5 +18,5 @@ mod workload;
 
 pub use cache::{Cache, WriteMode};
 pub use outcome::Outcome;
-pub use run::{Model, Policy, Row, Settings, Size, matrix, run};
+pub use run::{Model, Policy, Row, Settings, Size, in_parallel, matrix, run};
 pub use workload::{Request, Workload};

@@ -1,7 +1,7 @@
 //! One policy over one workload, and many in parallel.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use hearth_policy::reference::Kind;
 use hearth_policy::{Budget, Config, Rules};
@@ -265,36 +265,36 @@ pub fn matrix(
     for load in loads {
         for size in sizes {
             for policy in policies {
-                jobs.push((load, *size, *policy));
+                jobs.push((load, *size, *policy, None));
             }
         }
     }
-    let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
-    let rows: Mutex<Vec<Option<Row>>> = Mutex::new(vec![None; jobs.len()]);
     told(0, jobs.len());
+    let count = jobs.len();
+    in_parallel(&mut jobs, threads, |(load, size, policy, row)| {
+        *row = Some(one(load, *size, *policy, settings));
+        told(done.fetch_add(1, Ordering::Relaxed) + 1, count);
+    });
+    jobs.into_iter().filter_map(|job| job.3).collect()
+}
+
+/// Runs `job` once for each element, on `threads` threads, at least one.
+pub fn in_parallel<T: Send>(all: &mut [T], threads: usize, job: impl Fn(&mut T) + Sync) {
+    let threads = threads.clamp(1, all.len().max(1));
+    let next = Mutex::new(all.iter_mut());
     std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, jobs.len().max(1)) {
+        for _ in 0..threads {
             scope.spawn(|| {
                 loop {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((load, size, policy)) = jobs.get(i) else {
-                        return;
-                    };
-                    let row = one(load, *size, *policy, settings);
-                    if let Ok(mut rows) = rows.lock() {
-                        rows[i] = Some(row);
-                    }
-                    told(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+                    let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+                    let Some(one) = next.next() else { return };
+                    drop(next);
+                    job(one);
                 }
             });
         }
     });
-    rows.into_inner()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .into_iter()
-        .flatten()
-        .collect()
 }
 
 fn one(load: &Workload, size: Size, policy: Policy, settings: &Settings) -> Row {

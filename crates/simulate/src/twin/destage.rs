@@ -5,7 +5,7 @@ use super::{RUN_MAX, Twin};
 /// Shares of flash, in percent, from which the destager works when it need not be noticed, and at all costs.
 const DIRTY_LOW: u64 = 20;
 const DIRTY_HASTE: u64 = 55;
-/// The second at least, where flash is full of what is not on probation.
+/// Lower limit of `DIRTY_HASTE`, which applies if flash is full of blocks that are not on probation.
 const DIRTY_HASTE_LEAST: u64 = 35;
 /// No request for so long is quiet.
 pub(super) const IDLE_NS: u64 = 300_000_000;
