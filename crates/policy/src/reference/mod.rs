@@ -58,7 +58,7 @@ pub enum Kind {
     TinyLfu,
     /// Three static FIFO queues (Yang et al., SOSP 2023).
     S3Fifo,
-    /// The same, with queues whose sizes adapt to what each evicted too early (section 6 of the paper).
+    /// S3-FIFO with adaptive queue sizes: a queue that evicts too early grows (section 6 of the paper).
     S3FifoD,
     /// Clock2Q+ (Zhai et al., VLDB 2026): as S3-FIFO, but uses in a correlation window do not count.
     Clock2QPlus,

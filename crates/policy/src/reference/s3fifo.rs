@@ -1,5 +1,5 @@
-//! S3-FIFO, as libCacheSim 0.3.5 runs it: promoted when used twice while in the small queue. Two that follow from it: sizes of the
-//! queues that adapt, as the paper describes, and Clock2Q+, where uses soon after a block came do not count.
+//! S3-FIFO, as libCacheSim 0.3.5 runs it: promoted when used twice while in the small queue. Two variants: adaptive queue
+//! sizes, as the paper describes, and Clock2Q+, which ignores uses shortly after a block came.
 
 use super::Reference;
 use super::list::{Links, List};
@@ -12,7 +12,7 @@ enum At {
     Ghost,
 }
 
-/// What distinguishes the three.
+/// Parameters of the three variants.
 #[derive(Clone, Copy, Debug)]
 struct Rules {
     /// Uses in the small queue that promote a block.
@@ -23,14 +23,14 @@ struct Rules {
     window: u64,
 }
 
-/// Of the blocks, one in so many that were evicted last from a queue tells whether it is too small.
+/// Divisor of the cache size: the number of recent evictions of each queue that count.
 const GHOST_SHARE: u64 = 20;
-/// Misses of these after which the queues are compared.
+/// Misses of recently evicted blocks after which the queues are compared.
 const COMPARED: u32 = 100;
-/// One block in so many is moved from one queue to the other then.
+/// Divisor of the cache size: the blocks by which a queue grows then.
 const STEP_SHARE: usize = 1000;
 
-/// Which queue is too small.
+/// Counts that show which queue is too small.
 #[derive(Debug)]
 struct Balance {
     /// Evictions so far: from the small queue, from the main one.
