@@ -149,7 +149,7 @@ mod tests {
             "vms".to_owned(),
             BTreeMap::from([
                 (IpAddr::from([192, 0, 2, 1]), 1200),
-                // Of a damaged file.
+                // From a damaged file.
                 (IpAddr::from([192, 0, 2, 2]), u64::MAX),
             ]),
         )]);

@@ -76,7 +76,7 @@ impl Compared {
         !self.stopped && self.unread == 0
     }
 
-    /// Blocks that the origin could not return keep the sample below what is enough.
+    /// True if the sample is too small because the origin could not return some blocks.
     pub fn is_short(&self) -> bool {
         let few = self.equal < self.all.min(RECENT_MAX) || !is_enough(self.equal, self.all);
         self.differs.is_none() && self.unread > 0 && few
@@ -240,7 +240,7 @@ fn corrupt(device: &Device, all: &[(u64, u32)], end: Instant) -> Option<Vec<(u64
     let mut buffer = hearth_io::Buf::zeroed(RUN_MAX * BLOCK as usize).all();
     let (mut equal, mut corrupt) = (0, Vec::new());
     for run in runs(all).take_while(|_| Instant::now() < end) {
-        // What cannot be read proves nothing.
+        // Unread blocks prove nothing.
         let read = compare_run(device, size, run, buffer.bytes_mut());
         let Some(differing) = read else { continue };
         equal += run.len() - differing.len();

@@ -80,8 +80,8 @@ pub struct DiskConfig {
     pub min_bytes: u64,
     /// Most bytes of flash it may hold; 0 means no limit.
     pub max_bytes: u64,
-    /// A sequential read stream longer than this many bytes is not cached; what such a stream of writes past the cache leaves
-    /// there is on probation. 0 turns it off.
+    /// Length in bytes from which a sequential read stream is not cached, and blocks of a sequential stream of
+    /// write-through writes are on probation; 0 turns both off.
     pub seq_cutoff: u64,
     /// Refuse writes.
     pub read_only: bool,

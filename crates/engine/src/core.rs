@@ -52,8 +52,8 @@ use std::sync::Arc;
 pub struct EngineOptions {
     /// Seeds the index's hash; random in production, fixed in simulation.
     pub hash_seed: u64,
-    /// Write-back writes wait when more than this share of flash is dirty, or [less](Core::dirty_high_percent) where flash is
-    /// full of what was read.
+    /// Share of flash that may be dirty before write-back writes wait. If flash is full of data that was read, the
+    /// limit is [lower](Core::dirty_high_percent).
     pub dirty_high_percent: u32,
     /// The destager works in the background above this share, and when idle below it.
     pub dirty_low_percent: u32,

@@ -169,7 +169,7 @@ impl Pool {
         }
         let in_pool = (self.flash_failed && self.swap > 0)
             .then_some("a part of the flash that failed is swap of this host");
-        // The kernel's doing, which nobody here can help.
+        // The kernel causes this; Hearth cannot prevent it.
         if let Some(why) = self.swap_trouble.as_deref().or(in_pool) {
             reasons.push(Reason::failed(
                 "swap-on-failed-flash",

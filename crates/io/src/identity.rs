@@ -27,11 +27,11 @@ fn identity_of_number(rdev: u64) -> Option<String> {
     identity_of(&Running, Path::new("/run/udev/data"), rdev, 0)
 }
 
-/// Between an inode and what identifies the device of its file system.
+/// Separates an inode from the identity of its file system's device.
 const ON: &str = " on ";
 
-/// True if two identities can be those of one device: the one may lack on which file system a file is, as the device of
-/// that may say nothing of itself until udev has run.
+/// True if two identities can belong to one device. One of them may lack the file system's device, which has no
+/// identity until udev has run.
 pub fn is_same(one: &str, other: &str) -> bool {
     let more = |long: &str, short: &str| {
         let rest = long.strip_prefix(short);
@@ -50,8 +50,8 @@ pub(crate) fn number(rdev: u64) -> Option<u64> {
     Some(hash.max(1))
 }
 
-/// True for an identity that another device gets when it takes the place of this one: an inode, which a new file gets when
-/// the old one is removed, and the names of slots that QEMU gives to SCSI and ATA drives without a serial number.
+/// True for an identity that a replacement device gets as well: an inode, which a new file gets when the old one is
+/// removed, and the names of slots that QEMU gives to SCSI and ATA drives without a serial number.
 pub fn is_position(identity: &str) -> bool {
     let is_slot = |part: &&str| identity.contains(*part);
     identity.starts_with("loop over inode")

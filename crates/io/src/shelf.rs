@@ -15,7 +15,7 @@ const KEPT_MAX: usize = 16 << 20;
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// That which came last is at the end.
+    /// Newest buffer last.
     bufs: Vec<Buf>,
     bytes: usize,
     /// Something was taken since the last [`Shelf::age`].
@@ -58,13 +58,13 @@ impl Shelf {
         let mut kept = self.lock();
         kept.bytes += len;
         kept.bufs.push(buf);
-        // What was kept longest may be of a length that nobody asks for any more.
-        let mut goes = 0;
+        // The oldest buffers may have a length that is no longer requested.
+        let mut dropped = 0;
         while kept.bytes > KEPT_MAX {
-            kept.bytes -= kept.bufs[goes].len();
-            goes += 1;
+            kept.bytes -= kept.bufs[dropped].len();
+            dropped += 1;
         }
-        let old: Vec<Buf> = kept.bufs.drain(..goes).collect();
+        let old: Vec<Buf> = kept.bufs.drain(..dropped).collect();
         drop(kept);
         drop(old);
     }

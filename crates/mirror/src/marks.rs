@@ -93,7 +93,7 @@ pub(crate) struct Verdict {
     pub lacking: Vec<u64>,
 }
 
-/// What a leg holds at a mark; `None` if it cannot be read.
+/// Checksum of the leg's content at a mark; `None` if it cannot be read.
 fn held_at(held: &[Sample], mark: &Mark) -> Option<u32> {
     let at = held.binary_search_by_key(&(mark.block * BLOCK), |s| s.offset);
     held.get(at.ok()?)?.sum
@@ -110,8 +110,7 @@ pub fn is_unlike(held: &[Sample], marks: &[Mark]) -> bool {
     !missing(held, marks).is_empty()
 }
 
-/// Which of these legs lack what was written last. An error if no other leg is left of which at least one such block can
-/// be read: what was found of each.
+/// Finds the legs that lack the last writes. An error with the findings if no other leg has at least one readable mark.
 ///
 /// One block that differs may be silent corruption. Two, the newest one, or a further difference from a leg that has
 /// all of them show an older copy.

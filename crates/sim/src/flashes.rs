@@ -230,7 +230,7 @@ impl Flashes {
         }
     }
 
-    /// What each holds now.
+    /// Contents of each device now.
     pub fn images(&self) -> Vec<Image> {
         self.devices.iter().map(SimDevice::image).collect()
     }
@@ -240,7 +240,7 @@ impl Flashes {
         self.rng.chance(percent, 100)
     }
 
-    /// Each holds, durably, what it held then.
+    /// Restores the contents of each device, durably.
     pub fn come_back_with(&mut self, images: &[Image]) {
         for (device, image) in self.devices.iter_mut().zip(images) {
             device.come_back_with(image);

@@ -58,7 +58,7 @@ events! {
     Reshaped: "flash devices come, go or are replaced",
     ReshapeCutOff: "the power fails while flash devices are changed",
     OriginChanged: "something else writes an origin while nothing serves it",
-    FlashOlder: "flash and what is known beside it are put back to an earlier time, and origins are newer",
+    FlashOlder: "flash and the state directory are restored to an earlier time, and origins are newer",
     CopiesOfChangedDropped: "the clean copies of a disk are dropped while it is served, because its origin changed",
     AreaSet: "segments are set aside and written by somebody else",
     AreaBack: "an area is given back",

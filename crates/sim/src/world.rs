@@ -210,7 +210,7 @@ pub struct World<'a> {
     pub(crate) replacing: Replacing,
     /// The last run did not end in order.
     pub(crate) unclean: bool,
-    /// The disks and what flash held at an earlier time, when origins had everything.
+    /// The disks and the contents of flash at an earlier time, when origins had everything.
     pub(crate) earlier: Option<(Vec<Known>, Vec<Image>)>,
     /// I/Os so far, and the one that fails while nothing else does.
     pub(crate) book: Book,

@@ -21,7 +21,7 @@ pub struct SwapInfo {
     pub areas: Vec<SwapArea>,
     /// What was set on the host for them.
     pub settings: Vec<SwapSetting>,
-    /// Why the file among them cannot be read back; absent if it can, or nobody knows.
+    /// Why the swap file cannot be read back; absent if it can, or if that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// What goes over the flash that swap and the cache share, in the last second; absent where none of the areas is in the pool.

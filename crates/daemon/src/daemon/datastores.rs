@@ -841,7 +841,7 @@ impl Daemon {
         ))
     }
 
-    /// Who uses which datastore, with the time of the last call. The clients of one that is not served wait for it.
+    /// Clients of each datastore, with the time of their last call. Clients of an unserved datastore wait for it.
     pub(super) fn datastore_users(&self) -> BTreeMap<String, BTreeMap<IpAddr, u64>> {
         let stores = lock(&self.stores.by_name);
         let used = stores.iter().map(|(name, store)| {

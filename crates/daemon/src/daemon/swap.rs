@@ -107,7 +107,7 @@ impl SwapLook {
 }
 
 impl Daemon {
-    /// Begins a look at what is swapped to, unless one has not ended: it reads from flash, which may hang.
+    /// Starts a check of the swap areas on a thread, unless one is running: it reads from flash, which may hang.
     fn look_at_swap_aside(self: &Arc<Daemon>) {
         let mut shared = lock(&self.shared_flash);
         if let Some(since) = shared.looking {
@@ -260,7 +260,7 @@ fn in_pool(areas: &[Shown]) -> impl Iterator<Item = &Path> {
     ours.map(|area| area.noted.path.as_path())
 }
 
-/// Those among them that are files of their own: of a part of the pool the state of the pool tells.
+/// Swap files among the areas. The state of the pool covers areas inside the pool.
 fn files(areas: &[Shown]) -> impl Iterator<Item = &Shown> {
     areas.iter().filter(|area| area.noted.in_pool.is_none())
 }

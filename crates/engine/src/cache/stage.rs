@@ -7,8 +7,8 @@
 //! One rule keeps it true: **what is here equals the origin**. A write, in whatever mode, takes
 //! the blocks it covers out as it takes its range (`lock_or_wait` in `request/write.rs`), before the origin or
 //! the index can change; a read of the origin that a write overtook lost its ticket and never
-//! comes in; detaching, forgetting and turning a cache off empty it. What is dirty on flash was
-//! written, so it is not here, and what is clean there, or on its way there, does not come in. Nothing here is promised to anybody: a crash may take it.
+//! comes in; detaching, forgetting and turning a cache off empty it. Dirty blocks on flash were written, so they are not
+//! here. Clean blocks that are on flash or queued for it do not come in. A crash loses the stage, which is safe.
 //!
 //! How large it is follows what it earns ([`Policy::stage`]): [`aim`](Stage::aim) says so, and the stage gets there as
 //! blocks come in. The bound is exact: a queue of places, whose memory is taken and given back in chunks. Blocks
@@ -299,7 +299,7 @@ impl Stage {
         }
     }
 
-    /// The checksum of a block that is here, and what is known of it.
+    /// Checksum and history of a staged block.
     pub fn get(&self, key: u64) -> Option<(u32, Stay)> {
         let held = &self.places[self.table[self.find(key)?] as usize];
         Some((held.crc, held.stay))

@@ -105,8 +105,8 @@ impl Core {
         self.fill(disk, block, copy, 0);
     }
 
-    /// Puts a clean run, which nobody writes, in the append queue; but for blocks that are on flash or on their way there,
-    /// because another read of them ended first.
+    /// Appends a clean run that no write holds. Blocks that are on flash or queued for it, because another read of them
+    /// ended first, are left out.
     pub fn fill(&mut self, disk: DiskId, block: u64, copy: CleanCopy, freq: u8) {
         let count = copy.crcs.len() as u64;
         let queued = self.is_any_queued(disk, block, count);
@@ -132,13 +132,13 @@ impl Core {
         }
     }
 
-    /// Is a copy of any of these blocks on its way to flash?
+    /// True if a copy of any of these blocks is queued for flash.
     pub fn is_any_queued(&self, disk: DiskId, block: u64, count: u64) -> bool {
         let d = self.disk(disk);
         d.is_some_and(|d| d.queued_run(block, block + count).is_some())
     }
 
-    /// Is a block on flash, or, if any near it is `queued`, on its way there?
+    /// True if a block is on flash, or queued for it; `queued` is [`is_any_queued`](Self::is_any_queued) of its run.
     pub fn is_filled(&self, disk: DiskId, block: u64, queued: bool) -> bool {
         self.cache.index.get(Key::new(disk, block)).is_some()
             || queued && self.known(disk).copy_queued(block)

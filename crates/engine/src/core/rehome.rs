@@ -166,7 +166,7 @@ impl Core {
         let items = log.batches.iter().flat_map(|b| &b.items);
         let mut items = log.queue.iter().chain(items);
         let records = items.any(|item| item.disk == id && item.kind != Kind::Dirty);
-        // That nothing is there, as zeros become, must not be recorded behind what a write puts in their place.
+        // Zeros become records of absent blocks. Such a record behind the record of a write over the zeros would void it.
         let over_zeros = |start, end| d.zero.first_in(start, end).is_some();
         let rewritten = (d.locks.iter()).any(|span| over_zeros(span.start, span.end));
         let ord = d.moved_ord;

@@ -5,9 +5,9 @@
 //! write that arrives while the ticket lives cancels it, so what the miss read is given to
 //! its reader but never cached (invariant 4).
 //!
-//! Between the origin and flash a copy is in memory, and answers reads from there: in the RAM stage, or with the ticket of
-//! its append until the index has it. A write takes the blocks that it covers out of both. What a write carries itself
-//! answers nobody before the write is answered: a read meanwhile gets what was there before.
+//! Between the origin and flash a copy is in memory and serves reads: in the RAM stage, or with the ticket of its append
+//! until the index has the block. A write removes the blocks that it covers from both. The new data serves no read before
+//! the write is answered: a concurrent read returns the old content.
 
 use crate::api::{DiskId, Effects, Mode, ReqError, Request};
 use crate::blocks::runset::RunSet;
@@ -352,7 +352,7 @@ impl Core {
             d.counters.read_hit_bytes += count * 4096;
             d.counters.stage_hit_bytes += count * 4096;
         }
-        let copy = copy.expect("what is queued has been read");
+        let copy = copy.expect("a queued copy is in memory");
         self.copy_blocks(id, blocks, &copy, first);
         self.reqs[id].read_mut().hit = true;
     }
@@ -437,7 +437,7 @@ impl Core {
                 let padded = d.voiding.is_some() && block + count >= d.blocks;
                 d.tickets.len() < FILLS_MAX && !padded
             });
-        // What flash does not take now answers the next reads from RAM.
+        // A block that flash cannot take now serves later reads from RAM.
         let waits = !self.filling() || !self.has_fill_room(disk, count);
         let stage = cacheable && !prefetch && waits && count <= self.cache.stage.run_max();
         let admit = stage || cacheable && self.admit(disk, block, count, prefetch);

@@ -75,8 +75,8 @@ pub(crate) struct Write {
     pub merged: bool,
     /// A fill of its range may be in the log already.
     pub fills_appended: bool,
-    /// Some of what it replaces was used in the RAM stage. That it is written again there says nothing: writes that are
-    /// not of whole blocks come to a block twice.
+    /// True if a replaced block was used while it was in the RAM stage. A rewrite there is no use: writes of partial
+    /// blocks rewrite a block twice.
     pub was_used: bool,
     /// Blocks put into the append queue so far.
     pub appended: u64,

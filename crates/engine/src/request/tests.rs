@@ -470,7 +470,7 @@ impl Rig {
     }
 }
 
-/// What is on its way to flash answers reads until a write replaces it, and not what the write carries.
+/// A queued copy serves reads until a write replaces it. The data of the write serves no read before its answer.
 #[test]
 fn queued_copy_answers_until_write_holds_its_range() {
     let mut rig = Rig::new(Mode::WriteAround);

@@ -61,8 +61,8 @@ pub(crate) enum Appended {
     NoRoom,
 }
 
-/// Least share of flash, in percent, that may be dirty, whatever else is cached: less than is left to what is on probation,
-/// so that something of that is clean and can be freed.
+/// Share of flash, in percent, that may always be dirty. Smaller than the share of blocks on probation, so that some of
+/// these are clean and can be freed.
 const DIRTY_HIGH_LEAST: u32 = PROBATION_PERCENT as u32 - 5;
 /// A write of an origin nobody has read yet may have waited for so many others.
 const QUEUED_WRITES: u64 = 4;
@@ -206,7 +206,7 @@ impl Core {
         }
     }
 
-    /// Counts a write, and tells policy of it, before it takes out of RAM what it replaces.
+    /// Counts a write and reports it to the policy, before the replaced blocks leave RAM.
     fn count_write(&mut self, id: ReqId, disk: DiskId) {
         let (start, end) = self.blocks_of(id);
         if end - start >= FETCH_BLOCKS {
@@ -216,7 +216,7 @@ impl Core {
         let queued = self.is_any_queued(disk, start, end - start);
         for block in start..end {
             let staged = self.cache.stage.get(policy_key(disk, block));
-            // Nobody asked yet for what was read ahead.
+            // No request has used a block that was read ahead.
             let staged = staged.filter(|(_, stay)| stay.unused.is_none());
             let was_used = staged.is_some_and(|(_, stay)| stay.freq > 0);
             self.reqs[id].write_mut().was_used |= was_used;
@@ -434,8 +434,8 @@ impl Core {
         want.min(own.saturating_sub(dirty + coming)).min(left)
     }
 
-    /// The share of flash, in percent, above which write-back writes wait. Dirty blocks cannot be freed: where they took more
-    /// than is left to what is on probation, a restore would displace what is used.
+    /// Share of flash, in percent, above which write-back writes wait. Dirty blocks cannot be freed: with a larger share
+    /// than the blocks on probation have, a restore would displace the hot set.
     pub fn dirty_high_percent(&self) -> u32 {
         let most = self.opts.dirty_high_percent;
         let left = 100 - self.flash.cleaner.kept_percent() as u32;
@@ -931,7 +931,7 @@ impl Core {
         let (offset, bytes) = (done.op.offset, done.op.len);
         let filling = self.filling();
         let d = self.known_mut(disk);
-        // A restore or a copy: what it writes is on probation, so that it does not displace what was used again.
+        // Blocks of a restore or a copy are on probation, so that they do not displace the hot set.
         let stream = d.written.observe(offset, bytes);
         let cutoff = d.cfg.seq_cutoff;
         let is_long = !read && !filling && cutoff > 0 && stream > cutoff;
@@ -948,7 +948,7 @@ impl Core {
             0 => done.latency_ns / QUEUED_WRITES,
             known => known,
         };
-        // It stays in RAM then, and does not go on from there unless it is used.
+        // The block stays in RAM and is written to flash only if it is used.
         let ram_only = filling && !read && origin_ns < self.opts.fast_origin_ns;
         let mut data = buf.sub(0, (count * 4096) as usize);
         data.bytes_mut()[bytes as usize..].fill(0);

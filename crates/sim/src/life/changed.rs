@@ -1,4 +1,4 @@
-//! Origins that something else may have written while nothing served them, and origins that are newer than flash, which
+//! Origins that were written by something else while no daemon served them, and origins that are newer than flash that
 //! was restored from an image of the host.
 //!
 //! What the daemon does then ([`hearth_engine::Engine::set_verified`]) is done here as well: the disk is served from its
@@ -60,9 +60,9 @@ impl World<'_> {
     }
 
     /// After the end of a life, if origins have everything (`is_whole`): flash may be put back to the end of an earlier one.
-    /// Nothing is lost by that, and what flash holds of blocks that were written since is stale. The same disks must have
-    /// been there: which there are is noted on flash, too. The earlier life ended in order (`is_clean`): after a crash, what
-    /// was written back is dirty again, and nobody can tell that from what origins lack.
+    /// Nothing is lost by that, and copies of blocks that were written since are stale. The disks must be the same,
+    /// because flash records them, too. The earlier life ended in order (`is_clean`): after a crash, blocks that were written
+    /// back are dirty again and look like blocks that the origin lacks.
     pub(super) fn put_flash_back(&mut self, is_whole: bool, is_clean: bool) {
         if !is_whole || self.disks.iter().any(Disk::homeless) {
             return;

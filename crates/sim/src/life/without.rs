@@ -64,7 +64,7 @@ impl World<'_> {
         );
         // A start that was cut off behind the point where it went on has left a log.
         if listed && kept > 0 && self.subject()?.used_checkpoint() {
-            // What was cached of a disk before it was off does not count any more.
+            // Copies from before a disk was switched off are void.
             let is_void = self.known.iter().any(|known| known.since_seq > 0);
             if cached == 0 && !is_void {
                 return Err(format!(

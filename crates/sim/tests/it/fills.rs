@@ -112,7 +112,7 @@ fn block_read_twice_hits_and_is_written_once() {
     }
 }
 
-/// An origin that was not flushed may lose what it says, so that must not be on flash; in RAM it may be.
+/// An unflushed origin may lose its content, so copies of it must not be on flash. They may be in RAM.
 #[test]
 fn block_kept_off_flash_hits_from_memory() {
     let mut flash = pool();
@@ -153,7 +153,7 @@ fn block_read_by_two_clients_is_written_once() {
     }
 }
 
-/// The origin is as fast as flash, so what is only written stays off flash; it is in RAM all the same.
+/// The origin is as fast as flash, so blocks that are only written stay off flash. They are in RAM.
 #[test]
 fn block_written_through_then_read_hits() {
     let mut flash = pool();
@@ -173,7 +173,7 @@ fn block_written_through_then_read_hits() {
     assert!(payload(&life) <= BLOCKS, "{} blocks", payload(&life));
 }
 
-/// What is rewritten while it is in RAM only was cached, in each mode that caches.
+/// A rewrite of a block that is only in RAM is a hit, in each mode that caches.
 #[test]
 fn rewrite_of_block_in_memory_counts_as_hit() {
     for mode in MODES {

@@ -328,7 +328,7 @@ fn restore_leaves_hot_set() {
         let read_all = |live: &mut Live, turns: u64| {
             let before = live.hits();
             for i in 0..hot * turns {
-                // Every block once in a turn, in another order than that of the disk.
+                // Every block once per turn, not in disk order.
                 let block = i * 7919 % hot * 3;
                 live.read(i, &access(block, 1));
             }

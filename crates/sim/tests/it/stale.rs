@@ -335,8 +335,8 @@ fn a_start_that_is_cut_off_claims_nothing_that_is_not_durable() {
     }
 }
 
-/// Something else wrote a block while nothing served its disk, and a write holds it when the comparison with the origin
-/// ends: what is held is not compared, so the copy of before answers no read.
+/// A block of the origin changed while no daemon served the disk, and a write holds the block when the comparison ends.
+/// Held blocks are not compared, so the stale copy must serve no read.
 #[test]
 fn held_copy_of_changed_origin_answers_no_read() {
     let mut j = Judged::new(vec![DiskConfig {

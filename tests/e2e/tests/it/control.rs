@@ -824,7 +824,7 @@ fn top_gives_the_terminal_back() -> Result<()> {
     Ok(())
 }
 
-/// Bytes that cached data can take: what guests cannot use is not counted in one place and left out in another.
+/// Bytes that cached data can take, the same number in every output.
 #[test]
 fn capacity_is_one_number_everywhere() -> Result<()> {
     let hearth = Hearth::serving("128M")?;

@@ -43,7 +43,7 @@ fn with_mount() -> Result<Option<(Hearth, Mounted)>> {
     Ok(Some((hearth, mount)))
 }
 
-/// The same with its pool there.
+/// A daemon whose pool is on such a mount.
 fn over_mount() -> Result<Option<(Hearth, Mounted)>> {
     let Some((mut hearth, mount)) = with_mount()? else {
         return Ok(None);
@@ -124,7 +124,7 @@ fn a_stop_does_not_wait_for_it() -> Result<()> {
     hearth.stop().map(drop)
 }
 
-/// The pool's state, and what its notices say; asked while it hangs.
+/// State and notices of the pool, requested while the flash hangs.
 fn pool(hearth: &Hearth) -> Result<(String, String)> {
     let shown = soon(hearth, &["pool", "show", "--json"])?;
     let shown: Value = serde_json::from_str(&shown)?;
@@ -132,7 +132,7 @@ fn pool(hearth: &Hearth) -> Result<(String, String)> {
     Ok((state.to_owned(), shown["notices"].to_string()))
 }
 
-/// Waits until it is told that `device` does not answer, and what then follows.
+/// Waits until the pool reports that `device` does not answer, followed by `then`.
 fn noticed(hearth: &Hearth, device: &str, then: &str) -> Result<()> {
     let words = format!("{device} does not answer");
     wait::until("it is noticed", LIMIT, || match pool(hearth) {
@@ -154,7 +154,7 @@ fn hung_flash_is_noticed_while_idle() -> Result<()> {
     let origin = served(&mut hearth)?;
     let mut client = hearth.connect("d")?;
     client.raw()?.set_read_timeout(Some(SOON))?;
-    // The file system answers, and what is below it does not.
+    // The file system answers; the device below it does not.
     mount.server().signal(libc::SIGSTOP)?;
     let seen = noticed(&hearth, mount.path(), "").and_then(|()| {
         // The rest is as with flash that failed: disks go on from their origins.
@@ -194,7 +194,7 @@ fn hung_device_of_several_is_waited_for() -> Result<()> {
     });
     mount.hang(false)?;
     seen?;
-    // Then it goes on with what the other one holds.
+    // The pool continues on the other device.
     wait::until("it goes on without", LIMIT, || {
         (pool(&hearth).ok()?.0 == "serving").then_some(())
     })

@@ -152,7 +152,7 @@ fn protected_device_waits_after_restart() -> Result<()> {
     )
 }
 
-/// The same of an export that its server offers read-only, which is refused for a new disk.
+/// A read-only export is refused for a new disk. A disk that has one waits.
 #[test]
 fn protected_export_waits_after_restart() -> Result<()> {
     let mut hearth = Hearth::serving("160M")?;

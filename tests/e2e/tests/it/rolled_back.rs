@@ -297,7 +297,7 @@ fn write_hot(hearth: &Hearth, byte: u8, blocks: u64) -> Result<()> {
     Ok(())
 }
 
-/// What is read equals the origin, at once and when the cached blocks were compared, which are dropped.
+/// Reads return the content of the origin, at once and after the comparison, which drops the cached blocks.
 fn nothing_stale_is_served(hearth: &Hearth, file: &Path) -> Result<()> {
     ensure!(
         read_hot(hearth)? == hot_of(file)?,

@@ -47,7 +47,7 @@ pub(super) struct Looks {
     pub(super) clean_fits: bool,
     /// What identifies its block device; empty if nothing does.
     pub(super) device: String,
-    /// It differs in nothing but that it could not be read.
+    /// True if the only finding is that the origin could not be read.
     pub(super) is_unread: bool,
     /// Nothing shows whether it changed: clean copies count when a sample of them was compared with it, for at most
     /// this long.

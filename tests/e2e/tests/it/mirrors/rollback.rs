@@ -42,7 +42,7 @@ fn written_twice(mode: &str) -> Result<(Hearth, [PathBuf; 2], Vec<u8>)> {
     Ok((hearth, [a, b], image))
 }
 
-/// Stops a disk in order twice; what the leg in this file held the first time.
+/// Writes and stops twice; returns the content of the leg at the first stop.
 fn write_twice(hearth: &mut Hearth, leg: &Path) -> Result<Vec<u8>> {
     wait_states(hearth, &["current", "current"])?;
     write(hearth, 1)?;
@@ -57,7 +57,7 @@ fn write_twice(hearth: &mut Hearth, leg: &Path) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// No read returns what the older copy holds, which leaves, and is made the same as the other leg.
+/// No read returns content of the older copy. It leaves the mirror and is copied from the other leg.
 fn older_copy_leaves(hearth: &mut Hearth, leg: usize) -> Result<()> {
     hearth.start()?;
     attached(hearth)?;

@@ -1,4 +1,4 @@
-//! A swap file whose device dies: the kernel says nothing before a program needs a page.
+//! A swap file on a failed device: the kernel reports nothing before a program needs a page.
 
 use super::in_pool::Loop;
 use super::*;
@@ -48,7 +48,7 @@ fn dead_swap_file_is_reported() -> Result<()> {
         return Ok(());
     };
     let ssd = Mount::of(&node.0, &hearth.dir().join("ssd"))?;
-    // The pool is on another device: its state says nothing of this one.
+    // The pool is on another device, so its state does not show this failure.
     hearth.create_pool("96M")?;
     hearth.start()?;
     let beside = ssd.0.join("flash");

@@ -14,7 +14,7 @@ impl Loop {
         Loop::with(file, "off")
     }
 
-    /// What is read from it is read from the file, each time.
+    /// A loop device past the page cache: every read reaches the file.
     pub(super) fn past_cache(file: &Path) -> Option<Loop> {
         Loop::with(file, "on")
     }

@@ -1,4 +1,4 @@
-//! The same of legs that have no times at all: block devices, and exports of servers.
+//! Rolled back legs without file times: block devices and exports of servers.
 //!
 //! Exclusive: loop devices
 
